@@ -1,0 +1,64 @@
+"""The seam between deciding and doing: one method runs a step.
+
+Implementations: `runtime.model_runner` (real model in process), `runtime.worker` (the same in a process of
+its own), `sim_executor` (cost model, moves a virtual clock), `replay` (a recorded run).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from core.model_spec import ModelSpec
+from core.outputs import ModelRunnerOutput, SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """What runs the steps, for labels and for the cost model.
+
+    Attributes:
+        weight_bytes: bytes of all stored weights.
+        weight_bytes_read: bytes of weights that one step reads (the embedding table is looked up, a tied head is read).
+        kv_bytes_per_token: bytes of keys and values of one token over all layers, from the real tensors.
+        fallback: "" or why a synthetic model stands in for the one asked for.
+        kernels: names of the code paths in use, e.g. "numba paged attention".
+    """
+
+    spec: ModelSpec
+    model_label: str
+    device: str
+    dtype: str
+    weight_bytes: int
+    weight_bytes_read: int
+    kv_bytes_per_token: int
+    block_size: int
+    num_blocks: int
+    num_threads: int = 0
+    fallback: str = ""
+    kernels: str = ""
+    kind: str = "measured"  # "measured", "predicted" or "replayed"
+
+
+class Executor(Protocol):
+    """Runs one step. Called by the engine's thread only."""
+
+    @property
+    def info(self) -> ExecutorInfo: ...
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run the step.
+
+        Raises:
+            WorkerDied: the process is gone; the executor has already begun a new one with an empty cache.
+            ExecutorError: anything else that went wrong in the forward pass.
+        """
+        ...
+
+    def resize(self, num_blocks: int, block_size: int, num_swap_blocks: int) -> None:
+        """Give the pool another size; every block is empty afterwards, every request forgotten."""
+        ...
+
+    def close(self) -> None:
+        """Free memory and processes; calling it twice is harmless."""
+        ...
