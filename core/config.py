@@ -16,12 +16,12 @@ from core.errors import ConfigError
 from core.model_spec import ModelSpec
 
 __all__ = [
+    "AdmissionMoment",
     "AdmissionPolicy",
     "BatchPolicy",
     "CacheConfig",
     "EngineConfig",
     "EvictionPolicy",
-    "AdmissionMoment",
     "ModelSpec",
     "PreemptionMode",
     "QueuePolicy",

@@ -13,6 +13,17 @@ from core.errors import ConfigError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1, "int4": 0.5}
 
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "max_model_len",
+)
+
 SUPPORTED_MODEL_TYPES = ("llama", "smollm", "mistral", "qwen2", "qwen3")
 
 
@@ -63,9 +74,7 @@ class ModelSpec:
     source: str = ""
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_model_len",
-        ):  # fmt: skip
+        for name in _SIZES:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} of model {self.name} is {value!r}; it must be a whole number above 0")
@@ -162,6 +171,7 @@ class ModelSpec:
             high_freq_factor=float(rope.get("high_freq_factor", 4.0)),
             original_max_position_embeddings=int(rope.get("original_max_position_embeddings", 8192)),
         )
+        moe_width = int(config.get("moe_intermediate_size") or config.get("intermediate_size") or 0)
         uses_window = bool(config.get("use_sliding_window", model_type == "mistral"))
         # transformers ties by default in PretrainedConfig but the Llama, Mistral, Qwen families untie: absent means untied.
         return ModelSpec(
@@ -183,9 +193,7 @@ class ModelSpec:
             sliding_window=config.get("sliding_window") if uses_window else None,
             num_experts=int(config.get("num_local_experts") or config.get("num_experts") or 0) if is_moe else 0,
             num_experts_per_tok=int(config.get("num_experts_per_tok") or 0) if is_moe else 0,
-            moe_intermediate_size=int(config.get("moe_intermediate_size") or config.get("intermediate_size") or 0)
-            if is_moe
-            else 0,
+            moe_intermediate_size=moe_width if is_moe else 0,
             bos_token_id=config.get("bos_token_id"),
             eos_token_ids=eos_ids,
             model_type=model_type,
