@@ -98,6 +98,7 @@ class Kpis:
     """Numbers of the status bar and the tiles; rates over the last `window_s` seconds of the engine's clock.
 
     mfu, mbu: 0 to 1 against the measured ceilings; None before the probe has run.
+    mbu_ceiling: which bandwidth mbu is measured against: "DRAM", "cache" or "cache + DRAM"; "" without mbu.
     """
 
     window_s: float = 0.0
@@ -117,6 +118,7 @@ class Kpis:
     host_us: float = 0.0
     prefix_hit_rate: float | None = None
     fragmentation: float = 0.0
+    mbu_ceiling: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,10 @@ class TenantView:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCeilings:
-    """Measured ceilings of this machine (None until probed) with the sizes at which they were measured."""
+    """Measured ceilings of this machine (None until probed) with the sizes at which they were measured.
+
+    `cache_bytes` is the size of the cache that `cache_bytes_per_s` belongs to; 0 if not known.
+    """
 
     device: str
     peak_flops: float
@@ -144,6 +149,7 @@ class RooflineCeilings:
     working_set_bytes: int
     dtype: str
     measured: bool = True
+    cache_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
