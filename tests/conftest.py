@@ -1,0 +1,35 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("default")
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared_traces() -> Path:
+    """Folder of the public trace excerpts, which this project reads but does not ship."""
+    folder = ROOT.parent / "shared" / "traces"
+    if not folder.is_dir():
+        pytest.skip("the public trace excerpts are not beside this checkout")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shared_bench() -> Path:
+    """Folder of the recorded metrics pages and of the peers' workload."""
+    folder = ROOT.parent / "shared" / "bench"
+    if not folder.is_dir():
+        pytest.skip("the recorded pages of a peer are not beside this checkout")
+    return folder
