@@ -1,0 +1,254 @@
+"""Detectors of failure modes: step records in, a verdict with the step at which it began out.
+
+Each detector states one rule over a window of steps. A window is always `WINDOW` consecutive records, so that a
+single odd step is no finding; `began_at` is the first step of the first window that breaks the rule.
+
+    ragged tail           held rows / (held + live rows)               in decode steps of a fixed batch
+    padding waste         padded / (padded + prompt) tokens            in prefill steps of a fixed batch
+    starvation            steps in a row without an admission          while requests wait
+    prefill interference  time of a decode step with prompt tokens     / time of one without
+    memory ceiling        share of steps bound by KV memory            while requests wait
+    preemption thrash     preemptions                                  / ended requests
+    head-of-line block    reclaimable share of the pool                while memory is said to be short
+    batch churn           share of steps whose batch shape differs     from the step before
+    host-bound            host time                                    / step time
+    cache thrash          prefix hits of the worst window              / those of the best, with the pool full
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from core.outputs import BoundBy
+from core.records import StepRecord
+
+WINDOW = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a detector says of a run.
+
+    Attributes:
+        found: True if the rule is broken.
+        began_at: step of the first window that breaks it, None if none does.
+        value: worst value of the rule's measure; None where no step could be judged.
+        limit: above (or below, see `sentence`) which the rule is broken.
+        unit: of value and limit, e.g. "share", "x", "steps".
+        sentence: the finding in words with its numbers.
+    """
+
+    name: str
+    found: bool
+    began_at: int | None
+    value: float | None
+    limit: float
+    unit: str
+    sentence: str
+
+
+Detector = Callable[[Sequence[StepRecord]], Verdict]
+
+
+def _windows(records: Sequence[StepRecord], size: int = WINDOW) -> Iterable[Sequence[StepRecord]]:
+    for first in range(0, len(records) - size + 1):
+        yield records[first : first + size]
+
+
+def _worst_window(
+    name: str,
+    records: Sequence[StepRecord],
+    measure: Callable[[Sequence[StepRecord]], float | None],
+    limit: float,
+    unit: str,
+    words: str,
+) -> Verdict:
+    """Judge every window by `measure`; `words` holds {value} and {limit}."""
+    worst: float | None = None
+    began: int | None = None
+    for window in _windows(records):
+        value = measure(window)
+        if value is None:
+            continue
+        worst = value if worst is None else max(worst, value)
+        if began is None and value > limit:
+            began = window[0].step
+    if worst is None:
+        return Verdict(name, False, None, None, limit, unit, "no step of this run can be judged by this rule")
+    sentence = words.format(value=f"{worst:.3g}", limit=f"{limit:.3g}")
+    return Verdict(name, began is not None, began, worst, limit, unit, sentence)
+
+
+def ragged_tail(records: Sequence[StepRecord]) -> Verdict:
+    """Rows that a fixed batch holds after their end, as a share of its decode rows."""
+
+    def measure(window: Sequence[StepRecord]) -> float | None:
+        held = sum(r.padded_tokens for r in window if r.prefill_tokens == 0)
+        live = sum(r.decode_tokens for r in window if r.prefill_tokens == 0)
+        return held / (held + live) if held + live else None
+
+    return _worst_window(
+        "ragged tail", records, measure, 0.3, "share", "up to {value} of the decode rows were finished requests (limit {limit})"
+    )
+
+
+def padding_waste(records: Sequence[StepRecord]) -> Verdict:
+    """Prompt positions computed only to fill a rectangle; every prefill step is judged by itself."""
+    worst: float | None = None
+    began: int | None = None
+    limit = 0.3
+    for r in records:
+        if r.prefill_tokens == 0:
+            continue
+        share = r.padded_tokens / (r.padded_tokens + r.prefill_tokens + r.decode_tokens)
+        worst = share if worst is None else max(worst, share)
+        if began is None and share > limit:
+            began = r.step
+    if worst is None:
+        return Verdict("padding waste", False, None, None, limit, "share", "no prefill step in this run")
+    words = f"up to {worst:.3g} of the positions of a prefill step were padding (limit {limit:.3g})"
+    return Verdict("padding waste", began is not None, began, worst, limit, "share", words)
+
+
+def starvation(records: Sequence[StepRecord], limit_steps: int = 48) -> Verdict:
+    """The longest stretch of steps in which requests waited and none was admitted."""
+    longest, run, run_start, began = 0, 0, 0, None
+    for r in records:
+        if r.num_waiting > 0 and r.admitted == 0:
+            run_start = r.step if run == 0 else run_start
+            run += 1
+            longest = max(longest, run)
+            if run > limit_steps and began is None:
+                began = run_start
+        else:
+            run = 0
+    words = f"the queue stood still for {longest} steps in a row (limit {limit_steps})"
+    return Verdict("starvation", began is not None, began, float(longest), float(limit_steps), "steps", words)
+
+
+def prefill_interference(records: Sequence[StepRecord]) -> Verdict:
+    """How much longer a step gets for the decoding requests when prompt tokens run inside it."""
+    pure = [r.duration_s for r in records if r.decode_requests and not r.prefill_tokens]
+    limit = 2.0
+    name = "prefill interference"
+    if len(pure) < 4:
+        return Verdict(name, False, None, None, limit, "x", "too few decode-only steps to compare with")
+    base = statistics.median(pure)
+    worst, began = 1.0, None
+    for r in records:
+        if r.decode_requests and r.prefill_tokens and base > 0:
+            ratio = r.duration_s / base
+            worst = max(worst, ratio)
+            if ratio > limit and began is None:
+                began = r.step
+    words = f"a decode step took up to {worst:.3g} times the median decode-only step of {base * 1e3:.3g} ms (limit {limit:.3g})"
+    return Verdict(name, began is not None, began, worst, limit, "x", words)
+
+
+def memory_ceiling(records: Sequence[StepRecord]) -> Verdict:
+    """Share of the steps with a queue in which KV memory set the batch."""
+
+    def measure(window: Sequence[StepRecord]) -> float | None:
+        queued = [r for r in window if r.num_waiting > 0]
+        if len(queued) < WINDOW // 2:
+            return None
+        return sum(r.bound_by == BoundBy.MEMORY.value for r in queued) / len(queued)
+
+    words = "KV memory set the batch in up to {value} of the steps with a queue (limit {limit})"
+    return _worst_window("memory ceiling", records, measure, 0.5, "share", words)
+
+
+def preemption_thrash(records: Sequence[StepRecord]) -> Verdict:
+    """Preemptions for each request that ended, over four windows."""
+    worst, began, limit = 0.0, None, 2.0
+    for window in _windows(records, 4 * WINDOW):
+        lost = sum(r.preempted for r in window)
+        ratio = lost / max(sum(r.finished for r in window), 1)
+        worst = max(worst, ratio)
+        if lost >= 4 and ratio > limit and began is None:
+            began = next(r.step for r in window if r.preempted)
+    words = f"up to {worst:.3g} preemptions for each request that ended (limit {limit:.3g})"
+    return Verdict("preemption thrash", began is not None, began, worst, limit, "x", words)
+
+
+def head_of_line(records: Sequence[StepRecord]) -> Verdict:
+    """Blocks that lie idle while the head of the queue is said to wait for memory."""
+
+    def measure(window: Sequence[StepRecord]) -> float | None:
+        stuck = [r for r in window if r.num_waiting > 1 and r.admitted == 0 and r.bound_by == BoundBy.MEMORY.value]
+        if len(stuck) < WINDOW:
+            return None
+        return min((r.blocks_free + r.blocks_cached) / max(r.blocks_free + r.blocks_cached + r.blocks_live, 1) for r in stuck)
+
+    words = "{value} of the pool was free or reclaimable while the head of the queue waited for memory (limit {limit})"
+    return _worst_window("head-of-line blocking", records, measure, 0.15, "share", words)
+
+
+def batch_churn(records: Sequence[StepRecord]) -> Verdict:
+    """Share of the steps whose number of rows differs from the step before."""
+    shapes = {r.step: r.prefill_requests + r.decode_requests for r in records}
+
+    def measure(window: Sequence[StepRecord]) -> float | None:
+        pairs = [(shapes[a.step], shapes[b.step]) for a, b in pairwise(window)]
+        return sum(x != y for x, y in pairs) / len(pairs)
+
+    words = "the batch had another shape than the step before in up to {value} of the steps (limit {limit})"
+    return _worst_window("batch churn", records, measure, 0.5, "share", words)
+
+
+def host_bound(records: Sequence[StepRecord]) -> Verdict:
+    """Host time as a share of the step."""
+
+    def measure(window: Sequence[StepRecord]) -> float | None:
+        total = sum(r.duration_s for r in window)
+        return sum(r.host_s for r in window) / total if total else None
+
+    words = "scheduling, preparation, sampling and transfer took up to {value} of the step time (limit {limit})"
+    return _worst_window("host-bound", records, measure, 0.3, "share", words)
+
+
+def cache_thrash(records: Sequence[StepRecord]) -> Verdict:
+    """Prefix hits lost to eviction: the hit rate collapses although the pool has no unused block left."""
+    name, limit = "cache thrash", 0.5
+    best = 0.0
+    worst_loss, began, judged = 0.0, None, False
+    for window in _windows(records, 2 * WINDOW):
+        looked_up = sum(r.cached_tokens + r.prefill_tokens for r in window)
+        if looked_up == 0 or sum(r.admitted for r in window) < 3:
+            continue
+        judged = True
+        rate = sum(r.cached_tokens for r in window) / looked_up
+        best = max(best, rate)
+        if best > 0 and all(r.blocks_free == 0 for r in window):
+            loss = 1 - rate / best
+            worst_loss = max(worst_loss, loss)
+            if loss > limit and began is None:
+                began = window[0].step
+    if not judged:
+        return Verdict(name, False, None, None, limit, "share", "too few admissions to judge the prefix cache")
+    words = (
+        f"up to {worst_loss:.3g} of the best prefix hit rate ({best:.3g}) was lost while no block was unused (limit {limit:.3g})"
+    )
+    return Verdict(name, began is not None, began, worst_loss, limit, "share", words)
+
+
+DETECTORS: dict[str, Detector] = {
+    "ragged tail": ragged_tail,
+    "padding waste": padding_waste,
+    "starvation": starvation,
+    "prefill interference": prefill_interference,
+    "memory ceiling": memory_ceiling,
+    "preemption thrash": preemption_thrash,
+    "head-of-line blocking": head_of_line,
+    "batch churn": batch_churn,
+    "host-bound": host_bound,
+    "cache thrash": cache_thrash,
+}
+
+
+def judge(records: Sequence[StepRecord]) -> tuple[Verdict, ...]:
+    """Every detector's verdict on one run."""
+    return tuple(detector(records) for detector in DETECTORS.values())
