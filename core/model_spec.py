@@ -26,6 +26,13 @@ _SIZES = (
 
 SUPPORTED_MODEL_TYPES = ("llama", "smollm", "mistral", "qwen2", "qwen3")
 
+# What the reference library (transformers 5) takes where config.json is silent; other families default to the query heads,
+# no window and 2048 or 32768 positions.
+_DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
+_DEFAULT_HEAD_DIM = {"qwen3": 128}
+_DEFAULT_WINDOW = {"mistral": 4096}
+_DEFAULT_POSITIONS = {"mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768}
+
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
@@ -45,6 +52,7 @@ class ModelSpec:
     Attributes:
         head_dim: size of one head; need not be hidden_size / num_heads.
         attention_bias: q, k, v projections have a bias (Qwen2).
+        output_bias: the output projection of the attention has one too (Llama with attention_bias).
         qk_norm: RMSNorm on each query and key head (Qwen3).
         num_experts: 0 for a dense model; else experts a layer, of which num_experts_per_tok run.
     """
@@ -72,6 +80,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     model_type: str = "llama"
     source: str = ""
+    output_bias: bool = False
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -118,6 +127,8 @@ class ModelSpec:
         per_layer = 2 * self.hidden_size
         if self.attention_bias:
             per_layer += self.q_size + 2 * self.kv_size
+        if self.output_bias:
+            per_layer += self.hidden_size
         if self.qk_norm:
             per_layer += 2 * self.head_dim
         if self.num_experts:
@@ -157,6 +168,7 @@ class ModelSpec:
         hidden = int(config["hidden_size"])
         eos = config.get("eos_token_id")
         eos_ids = tuple(eos) if isinstance(eos, list) else (() if eos is None else (int(eos),))
+        positions = int(config.get("max_position_embeddings") or _DEFAULT_POSITIONS.get(model_type, 2048))
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         theta = config.get("rope_theta") or rope.get("rope_theta") or 10_000.0
         kind = str(rope.get("rope_type") or rope.get("type") or "default")
@@ -169,11 +181,14 @@ class ModelSpec:
             factor=float(rope.get("factor", 1.0)),
             low_freq_factor=float(rope.get("low_freq_factor", 1.0)),
             high_freq_factor=float(rope.get("high_freq_factor", 4.0)),
-            original_max_position_embeddings=int(rope.get("original_max_position_embeddings", 8192)),
+            original_max_position_embeddings=int(rope.get("original_max_position_embeddings") or positions),
         )
         moe_width = int(config.get("moe_intermediate_size") or config.get("intermediate_size") or 0)
         uses_window = bool(config.get("use_sliding_window", model_type == "mistral"))
-        # transformers ties by default in PretrainedConfig but the Llama, Mistral, Qwen families untie: absent means untied.
+        attention_bias = bool(config.get("attention_bias", False))
+        kv_heads = config.get("num_key_value_heads", _DEFAULT_KV_HEADS.get(model_type))
+        head_dim = config.get("head_dim", _DEFAULT_HEAD_DIM.get(model_type))
+        # Absent tie_word_embeddings means untied: the default of LlamaConfig, MistralConfig, Qwen2Config and Qwen3Config alike.
         return ModelSpec(
             name=name or str(config.get("_name_or_path") or model_type),
             vocab_size=int(config["vocab_size"]),
@@ -181,16 +196,17 @@ class ModelSpec:
             intermediate_size=int(config.get("intermediate_size") or config.get("moe_intermediate_size") or 1),
             num_layers=int(config["num_hidden_layers"]),
             num_heads=heads,
-            num_kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or hidden // heads),
-            max_model_len=int(config.get("max_position_embeddings", 2048)),
+            num_kv_heads=int(kv_heads or heads),
+            head_dim=int(head_dim or hidden // heads),
+            max_model_len=positions,
             rope_theta=float(theta),
             rope_scaling=scaling,
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            attention_bias=model_type.startswith("qwen2") or bool(config.get("attention_bias", False)),
+            attention_bias=model_type.startswith("qwen2") or attention_bias,
+            output_bias=attention_bias and not model_type.startswith("qwen2"),
             qk_norm=model_type.startswith("qwen3"),
-            sliding_window=config.get("sliding_window") if uses_window else None,
+            sliding_window=config.get("sliding_window", _DEFAULT_WINDOW.get(model_type)) if uses_window else None,
             num_experts=int(config.get("num_local_experts") or config.get("num_experts") or 0) if is_moe else 0,
             num_experts_per_tok=int(config.get("num_experts_per_tok") or 0) if is_moe else 0,
             moe_intermediate_size=moe_width if is_moe else 0,
