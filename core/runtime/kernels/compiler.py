@@ -1,0 +1,76 @@
+"""When and where kernels are compiled: Numba with its cache in the user's cache folder, keyed by these sources.
+
+The first start on a machine compiles (seconds; see docs/performance-log.md); every later start loads machine code.
+Numba notices a change of the decorated file only, so the folder's name carries a digest of the whole package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@cache
+def unavailable_reason() -> str:
+    """Return "" if kernels can be compiled here, else why not."""
+    try:
+        import llvmlite.binding as llvm
+        import numba  # noqa: F401
+    except ImportError as error:
+        return f"numba cannot be imported ({error}); install numba to use the compiled kernels"
+    features = llvm.get_host_cpu_features()
+    machine = llvm.get_process_triple().split("-")[0]
+    if machine in ("x86_64", "amd64") and not (features.get("avx2") and features.get("fma")):
+        return "this processor has no AVX2 and FMA; the compiled kernels need both"
+    if machine not in ("x86_64", "amd64", "aarch64", "arm64"):
+        return f"the compiled kernels are written for x86-64 and ARM64, not for {machine}"
+    return ""
+
+
+@cache
+def cache_folder() -> Path:
+    """Folder of the compiled code, e.g. ~/.cache/batchscope/kernels-1a2b3c4d."""
+    from platformdirs import user_cache_path
+
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    root = os.environ.get("BATCHSCOPE_CACHE_DIR")
+    return (Path(root) if root else user_cache_path("batchscope")) / f"kernels-{digest.hexdigest()[:12]}"
+
+
+@contextmanager
+def _numba_cache_in(folder: Path) -> Iterator[None]:
+    """Numba reads its cache folder while it decorates; other users of Numba in this process keep theirs."""
+    import numba.core.config as numba_config
+
+    before = numba_config.CACHE_DIR
+    numba_config.CACHE_DIR = str(folder)
+    try:
+        yield
+    finally:
+        numba_config.CACHE_DIR = before
+
+
+def jit(function: F) -> F:
+    """Compile on first call, without the GIL, cached. Callers inside jitted code get it inlined or linked."""
+    import numba
+
+    with _numba_cache_in(cache_folder()):
+        compiled: F = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    return compiled
+
+
+def step_function(function: Callable[[int, int], None]) -> Any:
+    """Compile `function(description address, thread)` at once into a C function; `.address` is what a team calls."""
+    import numba
+
+    with _numba_cache_in(cache_folder()):
+        return numba.cfunc("void(int64, int64)", nopython=True, cache=True, error_model="numpy")(function)

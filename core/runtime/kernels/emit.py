@@ -1,0 +1,184 @@
+"""LLVM IR by hand where the inner loops live: a few lines of builder code around llvmlite.
+
+    kernel(name, "aaif", "f", body)  ->  a Numba intrinsic; `body(e, *values)` emits the function once per module
+
+Numba's own loop vectoriser decides anew for each loop whether it can; these loops are written as vectors of
+LANES floats, which LLVM splits into two AVX2 registers or maps to one AVX-512 register (or four NEON ones).
+Every lane does the same operations in the same order on all of them, so results do not depend on the width.
+
+Argument codes: a address or integer (int64), f float32, t a type tag (its Numba type picks the variant; no value).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+LANES = 16
+
+FLOAT = ir.FloatType()
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+VOID = ir.VoidType()
+VF = ir.VectorType(FLOAT, LANES)
+VI = ir.VectorType(I32, LANES)
+
+TAG_NAMES = {types.uint16: "bf16", types.float32: "f32", types.int8: "int8"}
+"""Element type of weights or cache for each tag: Numba has no bfloat16, so its bits travel as uint16."""
+
+_NUMBA_TYPES = {"a": types.int64, "f": types.float32}
+_LLVM_TYPES = {"a": I64, "f": FLOAT, "v": VOID}
+
+
+class Emitter:
+    """One function under construction."""
+
+    def __init__(self, module: Any, function: Any) -> None:
+        self.module = module
+        self.function = function
+        self.b = ir.IRBuilder(function.append_basic_block("entry"))
+
+    def int(self, value: int) -> Any:
+        return ir.Constant(I64, value)
+
+    def vector(self, value: float) -> Any:
+        return ir.Constant(VF, [value] * LANES)
+
+    def ints(self, value: int) -> Any:
+        return ir.Constant(VI, [value] * LANES)
+
+    def add(self, a: Any, b: Any) -> Any:
+        return self.b.add(a, self.int(b) if isinstance(b, int) else b)
+
+    def mul(self, a: Any, b: Any) -> Any:
+        return self.b.mul(a, self.int(b) if isinstance(b, int) else b)
+
+    def at(self, address: Any, kind: Any) -> Any:
+        return self.b.inttoptr(address, kind.as_pointer())
+
+    def load(self, address: Any, kind: Any = VF, align: int = 4) -> Any:
+        return self.b.load(self.at(address, kind), align=align)
+
+    def store(self, value: Any, address: Any, align: int = 4) -> None:
+        self.b.store(value, self.at(address, value.type), align=align)
+
+    def prefetch(self, address: Any) -> None:
+        """Ask for a cache line into the second level; an address that is not mapped does no harm."""
+        pointer = self.b.inttoptr(address, I8.as_pointer())
+        read, locality, data = (ir.Constant(I32, v) for v in (0, 2, 1))
+        self.call("llvm.prefetch.p0", VOID, pointer, read, locality, data)
+
+    def splat(self, scalar: Any) -> Any:
+        """All lanes hold `scalar`."""
+        kind = ir.VectorType(scalar.type, LANES)
+        lane0 = self.b.insert_element(ir.Constant(kind, ir.Undefined), scalar, ir.Constant(I32, 0))
+        return self.b.shuffle_vector(lane0, ir.Constant(kind, ir.Undefined), ir.Constant(VI, [0] * LANES))
+
+    def call(self, name: str, kind: Any, *args: Any) -> Any:
+        """Call an LLVM intrinsic or an external function by its full name."""
+        function = self.module.globals.get(name)
+        if function is None:
+            function = ir.Function(self.module, ir.FunctionType(kind, [a.type for a in args]), name)
+        return self.b.call(function, args)
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        return self.call(f"llvm.fma.v{a.type.count}f32", a.type, a, b, c)
+
+    def select_max(self, a: Any, b: Any) -> Any:
+        return self.b.select(self.b.fcmp_ordered(">", a, b), a, b)
+
+    def reduce(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        """Fold the lanes pairwise in a fixed tree and return the scalar."""
+        width = LANES
+        while width > 1:
+            width //= 2
+            undefined = ir.Constant(vector.type, ir.Undefined)
+            pick = lambda start: ir.Constant(ir.VectorType(I32, width), list(range(start, start + width)))  # noqa: B023, E731
+            low = self.b.shuffle_vector(vector, undefined, pick(0))
+            vector = combine(low, self.b.shuffle_vector(vector, undefined, pick(width)))
+        return self.b.extract_element(vector, ir.Constant(I32, 0))
+
+    def loop(self, end: Any, step: int, carried: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+        """for (i = 0; i < end; i += step) carried = body(i, carried); return the last `carried`."""
+        before = self.b.block
+        head, inside, after = (self.function.append_basic_block(n) for n in ("head", "inside", "after"))
+        self.b.branch(head)
+        self.b.position_at_end(head)
+        index = self.b.phi(I64)
+        index.add_incoming(self.int(0), before)
+        state = []
+        for value in carried:
+            phi = self.b.phi(value.type)
+            phi.add_incoming(value, before)
+            state.append(phi)
+        self.b.cbranch(self.b.icmp_signed("<", index, end), inside, after)
+        self.b.position_at_end(inside)
+        new = body(index, list(state))
+        index.add_incoming(self.add(index, step), self.b.block)
+        for phi, value in zip(state, new, strict=True):
+            phi.add_incoming(value, self.b.block)
+        self.b.branch(head)
+        self.b.position_at_end(after)
+        return list(state)
+
+    def widen_bf16(self, address: Any, align: int = 2) -> Any:
+        """LANES bfloat16 as float32."""
+        raw = self.load(address, ir.VectorType(I16, LANES), align)
+        return self.b.bitcast(self.b.shl(self.b.zext(raw, VI), self.ints(16)), VF)
+
+    def narrow_bf16(self, vector: Any) -> Any:
+        """float32 to the bits of bfloat16, ties to even; a NaN stays one because its quiet bit is set first."""
+        b = self.b
+        bits = b.bitcast(vector, VI)
+        odd = b.and_(b.lshr(bits, self.ints(16)), self.ints(1))
+        rounded = b.lshr(b.add(bits, b.add(odd, self.ints(0x7FFF))), self.ints(16))
+        quiet = b.or_(b.lshr(bits, self.ints(16)), self.ints(0x40))
+        is_nan = b.fcmp_unordered("uno", vector, vector)
+        return b.trunc(b.select(is_nan, quiet, rounded), ir.VectorType(I16, LANES))
+
+
+def kernel(name: str, arguments: str, result: str, body: Callable[..., Any], *, inline: bool = False) -> Any:
+    """Make a Numba intrinsic of `body(emitter, *values)`, emitted once per module as a function `name`.
+
+    With a leading "t" the tag's element name ("bf16", "f32", "int8") is passed to `body` in place of a value.
+    """
+    tagged = arguments.startswith("t")
+    codes = arguments[1:] if tagged else arguments
+    signature_types = [_NUMBA_TYPES[c] for c in codes]
+
+    def define(module: Any, variant: str) -> Any:
+        full = f"batchscope_{name}_{variant}" if tagged else f"batchscope_{name}"
+        function = module.globals.get(full)
+        if function is not None:
+            return function
+        function = ir.Function(module, ir.FunctionType(_LLVM_TYPES[result], [_LLVM_TYPES[c] for c in codes]), full)
+        function.linkage = "internal"
+        function.attributes.add("alwaysinline" if inline else "noinline")
+        emitter = Emitter(module, function)
+        value = body(emitter, variant, *function.args) if tagged else body(emitter, *function.args)
+        if result == "v":
+            emitter.b.ret_void()
+        else:
+            emitter.b.ret(value)
+        return function
+
+    def resolve(typing_context: Any, *args: Any) -> Any:
+        variant = TAG_NAMES[args[0]] if tagged else ""
+        returns = types.void if result == "v" else _NUMBA_TYPES[result]
+        signature = returns(*([args[0]] if tagged else []), *signature_types)
+
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            called = builder.call(define(builder.module, variant), values[1:] if tagged else values)
+            return context.get_dummy_value() if result == "v" else called
+
+        return signature, codegen
+
+    names = ["typing_context", *(f"a{i}" for i in range(len(arguments)))]
+    parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names]
+    resolve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    resolve.__name__ = name
+    return intrinsic(resolve)
