@@ -1,0 +1,234 @@
+"""One metrics page of a serving engine as plain numbers.
+
+The page is Prometheus text. Counters are accepted with and without `_total`, old names beside new ones, and
+labelled samples of one metric (several engines, several sources) are summed. What a server does not export is
+None, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from core.errors import BatchscopeError
+
+MAX_PAGE_BYTES = 8 * 2**20
+
+# Our word -> names by which servers export it, the preferred one first ("_total" is tried by itself).
+GAUGES: dict[str, tuple[str, ...]] = {
+    "running": ("vllm:num_requests_running", "sglang:num_running_reqs", "num_requests_running", "trtllm:num_requests_running"),
+    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "num_requests_waiting", "trtllm:num_requests_waiting"),
+    "kv_usage": (
+        "vllm:kv_cache_usage_perc",
+        "vllm:gpu_cache_usage_perc",
+        "sglang:token_usage",
+        "trtllm:kv_cache_utilization",
+        "trtllm_kv_cache_utilization",
+    ),
+    "cache_hit_rate": ("sglang:cache_hit_rate", "trtllm:kv_cache_hit_rate", "trtllm_kv_cache_hit_rate"),
+}
+COUNTERS: dict[str, tuple[str, ...]] = {
+    "preemptions": ("vllm:num_preemptions", "sglang:num_retracted_requests"),
+    "prefix_queries": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),
+    "prefix_hits": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits", "sglang:cached_tokens"),
+    "prompt_tokens": ("vllm:prompt_tokens", "sglang:prompt_tokens"),
+    "generation_tokens": ("vllm:generation_tokens", "sglang:generation_tokens"),
+    "finished": ("vllm:request_success", "sglang:num_requests", "trtllm:request_success", "trtllm_request_success"),
+    "flops": ("vllm:estimated_flops_per_gpu", "sglang:estimated_flops_per_gpu"),
+    "read_bytes": ("vllm:estimated_read_bytes_per_gpu", "sglang:estimated_read_bytes_per_gpu"),
+    "write_bytes": ("vllm:estimated_write_bytes_per_gpu", "sglang:estimated_write_bytes_per_gpu"),
+}
+HISTOGRAMS: dict[str, tuple[str, ...]] = {
+    "iteration_tokens": ("vllm:iteration_tokens_total", "vllm:iteration_tokens"),
+    "ttft": (
+        "vllm:time_to_first_token_seconds",
+        "sglang:time_to_first_token_seconds",
+        "trtllm:time_to_first_token_seconds",
+        "trtllm_time_to_first_token_seconds",
+    ),
+    "itl": (
+        "vllm:inter_token_latency_seconds",
+        "vllm:time_per_output_token_seconds",
+        "sglang:inter_token_latency_seconds",
+        "sglang:time_per_output_token_seconds",
+        "trtllm:time_per_output_token_seconds",
+        "trtllm_time_per_output_token_seconds",
+    ),
+    "e2e": (
+        "vllm:e2e_request_latency_seconds",
+        "sglang:e2e_request_latency_seconds",
+        "trtllm:e2e_request_latency_seconds",
+        "trtllm_e2e_request_latency_seconds",
+    ),
+    "queue": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds", "trtllm:request_queue_time_seconds"),
+}
+INFO = ("vllm:cache_config_info", "sglang:cache_config_info")
+
+
+class MetricsPageError(BatchscopeError):
+    """A page that is no metrics page of a serving engine; the message says what was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A cumulative histogram: `counts[i]` observations were <= `bounds[i]`; the last bound is infinity."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[float, ...]
+    total: float
+    count: float
+
+    def minus(self, earlier: Histogram | None) -> Histogram:
+        """Observations since `earlier`; an earlier page with other buckets or higher counts (a restart) is ignored."""
+        if earlier is None or earlier.bounds != self.bounds or earlier.count > self.count:
+            return self
+        counts = tuple(max(a - b, 0.0) for a, b in zip(self.counts, earlier.counts, strict=True))
+        return Histogram(self.bounds, counts, self.total - earlier.total, self.count - earlier.count)
+
+    def quantile(self, q: float) -> float | None:
+        """Quantile by linear interpolation inside a bucket, as Prometheus' histogram_quantile does.
+
+        A quantile in the last, open bucket is its lower bound. None for an empty histogram.
+        """
+        if self.count <= 0 or not self.bounds:
+            return None
+        rank = q * self.counts[-1]
+        low_bound, low_count = 0.0, 0.0
+        for bound, count in zip(self.bounds, self.counts, strict=True):
+            if count >= rank and count > low_count:
+                if math.isinf(bound):
+                    return low_bound
+                return low_bound + (bound - low_bound) * (rank - low_count) / (count - low_count)
+            low_bound, low_count = (low_bound if math.isinf(bound) else bound), count
+        return low_bound
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of the observations; None if there is none."""
+        return self.total / self.count if self.count > 0 else None
+
+
+@dataclass(frozen=True)
+class ServerPage:
+    """A parsed page.
+
+    Attributes:
+        engine: "vllm", "sglang", "trtllm" or "unknown", by the metrics' prefix.
+        gauges, counters: our words to values; a word that the server does not export is absent.
+        info: labels of the server's cache_config_info.
+        process_start_s: Unix time at which the server's process started, if exported.
+    """
+
+    engine: str
+    model: str
+    gauges: Mapping[str, float] = field(default_factory=dict)
+    counters: Mapping[str, float] = field(default_factory=dict)
+    histograms: Mapping[str, Histogram] = field(default_factory=dict)
+    info: Mapping[str, str] = field(default_factory=dict)
+    process_start_s: float | None = None
+
+    @property
+    def block_size(self) -> int | None:
+        """Tokens in a block, as the server states it."""
+        return _whole(self.info.get("block_size") or self.info.get("page_size"))
+
+    @property
+    def num_blocks(self) -> int | None:
+        """Blocks of the server's pool, as it states it."""
+        return _whole(self.info.get("num_gpu_blocks") or self.info.get("num_pages"))
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None
+
+
+class _Samples:
+    """Samples of a page by name, label sets summed."""
+
+    def __init__(self, text: str) -> None:
+        self.values: dict[str, float] = {}
+        self.buckets: dict[str, dict[float, float]] = {}
+        self.info: dict[str, str] = {}
+        self.models: list[str] = []
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                self._take(sample.name, sample.labels, sample.value)
+
+    def _take(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        model = labels.get("model_name")
+        if model and model not in self.models:
+            self.models.append(model)
+        if name in INFO:
+            self.info = dict(labels)
+        if name.endswith("_bucket") and "le" in labels:
+            bounds = self.buckets.setdefault(name.removesuffix("_bucket"), {})
+            bound = float(labels["le"])
+            bounds[bound] = bounds.get(bound, 0.0) + value
+        elif math.isfinite(value):
+            self.values[name] = self.values.get(name, 0.0) + value
+
+    def first(self, names: Iterable[str]) -> float | None:
+        for name in names:
+            for spelled in (name, name + "_total"):
+                if spelled in self.values:
+                    return self.values[spelled]
+        return None
+
+    def histogram(self, names: Iterable[str]) -> Histogram | None:
+        for name in names:
+            found = self.buckets.get(name)
+            if found:
+                bounds = tuple(sorted(found))
+                counts = tuple(found[b] for b in bounds)
+                return Histogram(
+                    bounds, counts, self.values.get(name + "_sum", 0.0), self.values.get(name + "_count", counts[-1])
+                )
+        return None
+
+
+def _present(table: Mapping[str, float | None]) -> dict[str, float]:
+    return {word: value for word, value in table.items() if value is not None}
+
+
+def parse_page(text: str) -> ServerPage:
+    """Read a metrics page.
+
+    Raises:
+        MetricsPageError: if the text is not Prometheus text, is too long, or holds no metric of a serving engine.
+    """
+    if len(text) > MAX_PAGE_BYTES:
+        raise MetricsPageError(f"the page is {len(text) / 2**20:.0f} MiB long; at most {MAX_PAGE_BYTES // 2**20} MiB are read")
+    try:
+        samples = _Samples(text)
+    except (ValueError, KeyError, IndexError) as error:
+        raise MetricsPageError(f"the page is not Prometheus text ({error}); give the server's /metrics address") from error
+    engines = [e for e in ("vllm", "sglang", "trtllm") if any(n.startswith((e + ":", e + "_")) for n in samples.values)]
+    gauges = _present({word: samples.first(names) for word, names in GAUGES.items()})
+    counters = _present({word: samples.first(names) for word, names in COUNTERS.items()})
+    if not gauges and not counters:
+        some = ", ".join(sorted(samples.values)[:3]) or "no metric at all"
+        raise MetricsPageError(f"no metric of vLLM, SGLang or TensorRT-LLM on this page (found: {some})")
+    histograms = {word: h for word, names in HISTOGRAMS.items() if (h := samples.histogram(names)) is not None}
+    if "kv_usage" in gauges:
+        gauges["kv_usage"] = _mean_over_engines(gauges["kv_usage"], text)
+    return ServerPage(
+        engine=engines[0] if engines else "unknown",
+        model=", ".join(samples.models),
+        gauges=gauges,
+        counters=counters,
+        histograms=histograms,
+        info=samples.info,
+        process_start_s=samples.values.get("process_start_time_seconds"),
+    )
+
+
+def _mean_over_engines(total: float, text: str) -> float:
+    """A usage is a share: several engines behind one page are averaged, not added."""
+    count = 0
+    for line in text.splitlines():
+        if line.startswith(GAUGES["kv_usage"]):
+            count += 1
+    return min(max(total / max(count, 1), 0.0), 1.0)
