@@ -1,0 +1,242 @@
+"""What the runner remembers of each request, as columns, and how a decision becomes a flat batch.
+
+    row = one live request          token_ids[row, :num_tokens]      prompt and output so far
+                                    block_tables[row, :num_blocks]   physical blocks, logical order
+
+Rows are kept between steps; a step only gathers from them: position p of row r lies in slot
+block_tables[r, p // block_size] * block_size + p % block_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from core.errors import ExecutorError
+from core.outputs import NewRequestData, SchedulerOutput
+from core.request import SamplingParams
+from core.runtime.backend import Int32, Int64, StepBatch
+
+
+@dataclass(slots=True)
+class PlannedStep:
+    """A batch and the rows that get a token from it.
+
+    Attributes:
+        sample_ids: request ids of the sampled rows, row order; their logits come first in the batch.
+        sample_rows: [len(sample_ids)] rows of the store.
+    """
+
+    batch: StepBatch
+    sample_ids: tuple[str, ...]
+    sample_rows: Int64
+
+
+def _grown(array: npt.NDArray[np.generic], rows: int, columns: int | None = None) -> npt.NDArray[np.generic]:
+    shape = (rows,) if columns is None else (rows, columns)
+    bigger = np.zeros(shape, dtype=array.dtype)
+    bigger[tuple(slice(0, n) for n in array.shape)] = array
+    return bigger
+
+
+def _at_least(current: int, needed: int) -> int:
+    return current if needed <= current else max(needed, 2 * current)
+
+
+class InputBatch:
+    """Per-request state in preallocated arrays; they double when they overflow.
+
+    Args:
+        block_size: tokens in a block.
+        scratch_block: where padding writes.
+    """
+
+    def __init__(self, block_size: int, scratch_block: int, *, rows: int = 32, tokens: int = 512) -> None:
+        self.block_size = block_size
+        self.scratch_block = scratch_block
+        self.row_of_id: dict[str, int] = {}
+        self.sampling: list[SamplingParams | None] = [None] * rows
+        self.token_ids: npt.NDArray[np.int32] = np.zeros((rows, tokens), np.int32)
+        self.block_tables: npt.NDArray[np.int32] = np.zeros((rows, -(-tokens // block_size)), np.int32)
+        self.num_tokens: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
+        self.num_prompt_tokens: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
+        self.num_blocks: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
+        self.seeds: npt.NDArray[np.uint64] = np.zeros(rows, np.uint64)
+        self._free_rows = list(range(rows - 1, -1, -1))
+        self._latest_ids: tuple[str, ...] = ()
+        self._latest_rows: Int64 = np.zeros(0, np.int64)
+
+    def add(self, new: NewRequestData) -> None:
+        """Take a request that enters (or re-enters) the batch; one of the same id is replaced."""
+        self.drop((new.request_id,))
+        if not self._free_rows:
+            self._grow_rows()
+        row = self._free_rows.pop()
+        count = len(new.token_ids)
+        self._reserve_tokens(count + 1)
+        self.row_of_id[new.request_id] = row
+        self.sampling[row] = new.sampling
+        self.seeds[row] = new.sampling_seed
+        self.token_ids[row, :count] = new.token_ids
+        self.num_tokens[row] = count
+        self.num_prompt_tokens[row] = new.num_prompt_tokens
+        self.num_blocks[row] = 0
+        self.append_blocks(new.request_id, new.block_ids)
+
+    def append_blocks(self, request_id: str, block_ids: Sequence[int]) -> None:
+        """Append physical blocks to a request's table.
+
+        Raises:
+            ExecutorError: if the request is not held.
+        """
+        row = self._row(request_id)
+        first = int(self.num_blocks[row])
+        last = first + len(block_ids)
+        columns = self.block_tables.shape[1]
+        if last > columns:
+            self.block_tables = _grown(self.block_tables, self.block_tables.shape[0], _at_least(columns, last))  # type: ignore[assignment]
+        self.block_tables[row, first:last] = block_ids
+        self.num_blocks[row] = last
+
+    def drop(self, request_ids: Sequence[str]) -> None:
+        """Forget requests; ids that are not held are ignored (a request may end before it ever ran)."""
+        for request_id in request_ids:
+            row = self.row_of_id.pop(request_id, None)
+            if row is not None:
+                self.sampling[row] = None
+                self._free_rows.append(row)
+                self._latest_ids = ()
+
+    def commit(self, rows: Int64, token_ids: npt.NDArray[np.integer]) -> None:
+        """Append one sampled token to each row."""
+        if not len(rows):
+            return
+        places = self.num_tokens[rows]
+        self._reserve_tokens(int(places.max()) + 1)
+        self.token_ids[rows, places] = token_ids
+        self.num_tokens[rows] = places + 1
+
+    def plan(self, step: SchedulerOutput) -> PlannedStep:
+        """Turn a decision into a batch.
+
+        Raises:
+            ExecutorError: for a row that is not held, lacks tokens or blocks, or samples before its context is complete.
+        """
+        rows = self._rows(step.request_ids)
+        counts = np.array(step.num_scheduled_tokens, np.int64)
+        starts = np.array(step.num_computed_tokens, np.int64)
+        samples = np.array(step.samples, bool)
+        ends = starts + counts
+        self._check(step, rows, counts, ends, samples)
+        sample_ids = tuple(i for i, s in zip(step.request_ids, step.samples, strict=True) if s)
+        build = self._rectangle if step.padded_rows else self._ragged
+        return PlannedStep(build(step, rows, counts, starts, ends, samples), sample_ids, rows[samples])
+
+    def _ragged(
+        self, step: SchedulerOutput, rows: Int64, counts: Int64, starts: Int64, ends: Int64, samples: npt.NDArray[np.bool_]
+    ) -> StepBatch:
+        query_start = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(counts, out=query_start[1:])
+        row_of = np.repeat(np.arange(len(rows)), counts)
+        positions = np.arange(len(row_of)) + (starts - query_start[:-1])[row_of]
+        held = rows[row_of]
+        width = -(-int(ends.max()) // self.block_size)
+        return StepBatch(
+            token_ids=self.token_ids[held, positions],
+            positions=positions.astype(np.int32),
+            slot_mapping=self._slots(held, positions),
+            row_of=row_of.astype(np.int32),
+            query_start=query_start.astype(np.int32),
+            context_lens=ends.astype(np.int32),
+            block_tables=np.ascontiguousarray(self.block_tables[rows, :width]),
+            logits_indices=query_start[1:][samples] - 1,
+        )
+
+    def _rectangle(
+        self, step: SchedulerOutput, rows: Int64, counts: Int64, starts: Int64, ends: Int64, samples: npt.NDArray[np.bool_]
+    ) -> StepBatch:
+        """Rows of equal width over contexts of equal length.
+
+        Padding tokens and held rows write to slot 0 of the scratch block and sit at position 0, so that they see one
+        finite key and nothing else.
+        """
+        height, width, context = step.padded_rows, step.padded_width, step.padded_context
+        if height < len(rows) or width < counts.max() or context < ends.max():
+            raise ExecutorError(
+                f"step {step.step} pads to {height} rows x {width} tokens over {context} slots, less than its"
+                f" {len(rows)} rows, {counts.max()} tokens and {ends.max()} slots need"
+            )
+        token_ids = np.zeros((height, width), np.int32)
+        positions = np.zeros((height, width), np.int32)
+        slots = np.full((height, width), self.scratch_block * self.block_size, np.int64)
+        tables = np.full((height, -(-context // self.block_size)), self.scratch_block, np.int32)
+        for index, row in enumerate(rows.tolist()):
+            count, start = int(counts[index]), int(starts[index])
+            places = np.arange(start, start + count)
+            token_ids[index, :count] = self.token_ids[row, start : start + count]
+            positions[index, :count] = places
+            slots[index, :count] = self._slots(np.full(count, row), places)
+            used = -(-int(ends[index]) // self.block_size)
+            tables[index, :used] = self.block_tables[row, :used]
+        first = np.arange(height) * width
+        wanted = np.concatenate(((first[: len(rows)] + counts - 1)[samples], first[len(rows) :]))
+        return StepBatch(
+            token_ids=token_ids.ravel(),
+            positions=positions.ravel(),
+            slot_mapping=slots.ravel(),
+            row_of=np.repeat(np.arange(height, dtype=np.int32), width),
+            query_start=(np.arange(height + 1) * width).astype(np.int32),
+            context_lens=np.full(height, context, np.int32),
+            block_tables=tables,
+            logits_indices=wanted,
+            padded=True,
+        )
+
+    def _slots(self, rows: Int64, positions: npt.NDArray[np.int64]) -> Int64:
+        blocks = self.block_tables[rows, positions // self.block_size].astype(np.int64)
+        slots: Int64 = blocks * self.block_size + positions % self.block_size
+        return slots
+
+    def _check(self, step: SchedulerOutput, rows: Int64, counts: Int64, ends: Int64, samples: npt.NDArray[np.bool_]) -> None:
+        known = self.num_tokens[rows]
+        bad = (counts < 1) | (ends > known) | (ends > self.num_blocks[rows] * self.block_size) | (samples & (ends != known))
+        if bad.any():
+            at = int(np.argmax(bad))
+            raise ExecutorError(
+                f"step {step.step} plans request {step.request_ids[at]} up to token {ends[at]} ({counts[at]} in this step,"
+                f" sampling: {bool(samples[at])}), but the runner holds {known[at]} of its tokens and"
+                f" {self.num_blocks[rows[at]]} blocks of {self.block_size}"
+            )
+
+    def _rows(self, request_ids: tuple[str, ...]) -> Int64:
+        if request_ids != self._latest_ids:
+            self._latest_rows = np.array([self._row(i) for i in request_ids], np.int64)
+            self._latest_ids = request_ids
+        return self._latest_rows
+
+    def _row(self, request_id: str) -> int:
+        row = self.row_of_id.get(request_id)
+        if row is None:
+            raise ExecutorError(f"the runner does not hold request {request_id}; it must come as a new request first")
+        return row
+
+    def _reserve_tokens(self, columns: int) -> None:
+        have = self.token_ids.shape[1]
+        if columns > have:
+            self.token_ids = _grown(self.token_ids, self.token_ids.shape[0], _at_least(have, columns))  # type: ignore[assignment]
+
+    def _grow_rows(self) -> None:
+        old = len(self.num_tokens)
+        new = 2 * old
+        self.token_ids = _grown(self.token_ids, new, self.token_ids.shape[1])  # type: ignore[assignment]
+        self.block_tables = _grown(self.block_tables, new, self.block_tables.shape[1])  # type: ignore[assignment]
+        for name in ("num_tokens", "num_prompt_tokens", "num_blocks", "seeds"):
+            setattr(self, name, _grown(getattr(self, name), new))
+        self.sampling.extend([None] * old)
+        self._free_rows.extend(range(new - 1, old - 1, -1))
+
+
+__all__ = ["InputBatch", "Int32", "PlannedStep"]

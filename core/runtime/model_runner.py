@@ -1,0 +1,205 @@
+"""The executor that really runs the model: state, KV tensors, one forward pass and one sampling call a step.
+
+    released, new, grown rows -> swap out, swap in, copy -> flat batch -> logits -> one token for each row that samples
+
+The only module that moves keys and values between device and host. Block `num_blocks`, one past the pool, is the
+scratch block of padded steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from core.clock import Clock
+from core.config import CacheConfig
+from core.errors import ConfigError, ExecutorError
+from core.executor import ExecutorInfo
+from core.model_spec import ModelSpec
+from core.outputs import ModelRunnerOutput, SchedulerOutput, StepTiming, TopLogprobs
+from core.runtime.backend import Backend, KVCache, ModelWeights
+from core.runtime.input_batch import InputBatch, PlannedStep
+from core.runtime.model import DecoderModel
+from core.runtime.sampler import Sampler, SamplingBatch
+from core.runtime.weights import weight_bytes
+
+
+class ModelRunner:
+    """Implements `core.executor.Executor` in this process.
+
+    Args:
+        spec, weights: the model, its tensors on one device and of one dtype.
+        backend: who computes.
+        cache: size of the KV pool and of the host's swap space.
+        clock: source of the timing split.
+        label: the model's name for people; fallback: "" or why it stands in for another.
+        nan_fill: fill the pool with NaN instead of zeros, to prove that unwritten slots never matter.
+
+    Raises:
+        ConfigError: if the pool does not fit into memory.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: ModelWeights,
+        backend: Backend,
+        cache: CacheConfig,
+        *,
+        clock: Clock,
+        label: str = "",
+        fallback: str = "",
+        nan_fill: bool = False,
+    ) -> None:
+        self._spec, self._clock, self._nan_fill = spec, clock, nan_fill
+        self._label, self._fallback = label or spec.name, fallback
+        self._device, self._dtype = weights.embedding.device, weights.embedding.dtype
+        self._weight_bytes = weight_bytes(weights)
+        self._model = DecoderModel(spec, weights, backend)
+        self._sampler = Sampler(spec.eos_token_ids)
+        self._closed = False
+        self._cache: KVCache
+        self._host: KVCache | None = None
+        self._batch: InputBatch
+        self.resize(cache.num_blocks, cache.block_size, cache.num_swap_blocks)
+
+    @property
+    def info(self) -> ExecutorInfo:
+        stored, read = self._weight_bytes
+        return ExecutorInfo(
+            spec=self._spec,
+            model_label=self._label,
+            device=_device_label(self._device),
+            dtype=str(self._dtype).removeprefix("torch."),
+            weight_bytes=stored,
+            weight_bytes_read=read,
+            kv_bytes_per_token=self._cache.bytes_per_token,
+            block_size=self._cache.block_size,
+            num_blocks=self._cache.num_blocks,
+            num_threads=torch.get_num_threads() if self._device.type == "cpu" else 0,
+            fallback=self._fallback,
+            kernels=self._model.backend.name,
+        )
+
+    @property
+    def cache(self) -> KVCache:
+        """The KV tensors; for tests and probes, nobody else touches them."""
+        return self._cache
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step; see `Executor`. Rows with samples=True, and only those, get a token.
+
+        Raises:
+            ExecutorError: for a decision that does not fit what the runner holds, or a failed forward pass.
+        """
+        if self._closed:
+            raise ExecutorError("the model runner is closed; create a new one")
+        began = self._clock.now()
+        self._update_state(scheduler_output)
+        self._move_blocks(scheduler_output)
+        if not scheduler_output.request_ids:
+            return ModelRunnerOutput(scheduler_output.step, timing=StepTiming(prepare_s=self._clock.now() - began))
+        planned = self._batch.plan(scheduler_output)
+        prepared = self._clock.now()
+        logits = self._forward(planned)
+        forwarded = self._clock.now()
+        sampled, logprobs = self._sample(logits, planned)
+        done = self._clock.now()
+        timing = StepTiming(prepared - began, forwarded - prepared, done - forwarded)
+        return ModelRunnerOutput(scheduler_output.step, sampled, timing, logprobs)
+
+    def resize(self, num_blocks: int, block_size: int, num_swap_blocks: int) -> None:
+        """Replace the pool and forget every request; see `Executor`.
+
+        Raises:
+            ConfigError: if the tensors do not fit into memory; the old pool is gone then, call again with less.
+        """
+        spec = self._spec
+        self._host = None
+        self._cache = KVCache(torch.empty(0), torch.empty(0))
+
+        def tensors(blocks: int, device: torch.device) -> KVCache:
+            shape = (spec.num_layers, blocks, spec.num_kv_heads, block_size, spec.head_dim)
+            fill = float("nan") if self._nan_fill else 0.0
+            try:
+                return KVCache(*(torch.full(shape, fill, dtype=self._dtype, device=device) for _ in range(2)))
+            except RuntimeError as error:
+                size = 2 * np.prod(shape, dtype=float) * self._dtype.itemsize
+                raise ConfigError(
+                    f"{blocks} KV blocks of {block_size} tokens need {size / 2**30:.2f} GiB on {device}, which is not there;"
+                    " ask for fewer blocks"
+                ) from error
+
+        self._cache = tensors(num_blocks + 1, self._device)
+        if num_swap_blocks:
+            self._host = tensors(num_swap_blocks, torch.device("cpu"))
+        self._batch = InputBatch(block_size, self._cache.scratch_block)
+        self._model.bind_cache(self._cache)
+
+    def close(self) -> None:
+        """Drop weights and pool; calling it twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._model.backend.close()
+            self._batch = InputBatch(1, 0, rows=1, tokens=1)
+
+    def _update_state(self, step: SchedulerOutput) -> None:
+        self._batch.drop(step.released_ids)
+        for new in step.new_requests:
+            self._batch.add(new)
+        for request_id, block_ids in step.new_block_ids:
+            self._batch.append_blocks(request_id, block_ids)
+
+    def _move_blocks(self, step: SchedulerOutput) -> None:
+        """Swap out, then in, then copy: a block that leaves may be overwritten by one that comes."""
+        if step.swap_out or step.swap_in:
+            if self._host is None:
+                raise ExecutorError(f"step {step.step} swaps blocks, but the swap space has 0 blocks")
+            reused = {host for _, host in step.swap_out} & {host for host, _ in step.swap_in}
+            if reused:
+                raise ExecutorError(f"step {step.step} swaps out to host blocks {sorted(reused)} that it also swaps in")
+            _copy_blocks(self._cache, self._host, step.swap_out)
+            _copy_blocks(self._host, self._cache, step.swap_in)
+        _copy_blocks(self._cache, self._cache, step.copy_blocks)
+
+    def _forward(self, planned: PlannedStep) -> torch.Tensor:
+        try:
+            logits = self._model.forward(planned.batch)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+        except RuntimeError as error:
+            batch = planned.batch
+            raise ExecutorError(
+                f"the forward pass of {batch.num_tokens} tokens in {batch.num_rows} rows failed: {error}"
+            ) from error
+        return logits
+
+    def _sample(
+        self, logits: torch.Tensor, planned: PlannedStep
+    ) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, TopLogprobs], ...]]:
+        rows = planned.sample_rows
+        if not len(rows):
+            return (), ()
+        state = self._batch
+        params = [p for p in (state.sampling[row] for row in rows.tolist()) if p is not None]
+        positions = state.num_tokens[rows] - state.num_prompt_tokens[rows]
+        columns = SamplingBatch(planned.sample_ids, params, state.seeds[rows], positions)
+        token_ids, logprobs = self._sampler.sample(logits[: len(rows)], columns)
+        state.commit(rows, token_ids)
+        return tuple(zip(planned.sample_ids, token_ids.tolist(), strict=True)), logprobs
+
+
+def _copy_blocks(source: KVCache, target: KVCache, pairs: Sequence[tuple[int, int]]) -> None:
+    """Copy whole blocks (source block, target block) of all layers; the sources are read before any target is written."""
+    if not pairs:
+        return
+    origin = torch.tensor([a for a, _ in pairs], device=source.key.device)
+    goal = torch.tensor([b for _, b in pairs], device=target.key.device)
+    for old, new in ((source.key, target.key), (source.value, target.value)):
+        new.index_copy_(1, goal, old.index_select(1, origin).to(new.device))
+
+
+def _device_label(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
