@@ -111,6 +111,21 @@ def split_text(text: str) -> tuple[list[str], list[str]]:
     return sentences, [line.strip() for line in tail.splitlines() if line.strip()]
 
 
+def chat_frame(encode: Callable[[str], Sequence[int]], chat: Callable[[str], Sequence[int]]) -> tuple[list[int], list[int]]:
+    """Find what a chat template puts before and after a user's message; both are empty if that cannot be told apart.
+
+    Args:
+        encode: text to token ids, without special tokens.
+        chat: a user's message to the whole prompt.
+    """
+    mark = list(encode("Q:7"))
+    whole = list(chat("Q:7"))
+    for at in range(len(whole) - len(mark) + 1):
+        if mark and whole[at : at + len(mark)] == mark:
+            return whole[:at], whole[at + len(mark) :]
+    return [], []
+
+
 def text_prompts(
     encode: Callable[[str], Sequence[int]],
     text: str | None = None,
