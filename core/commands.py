@@ -93,9 +93,13 @@ class CommandQueue:
             raise ControlRefused(f"{self._max} commands already wait for a step boundary; try again in a moment")
         self._queue.put(command)
         self.wake.set()
-        if self._closed_reason:  # closed in the meantime, so nobody will drain it
-            command.pending.resolve(CommandResult(Outcome.REFUSED, self._closed_reason))
+        self._refuse_late(command)
         return command.pending
+
+    def _refuse_late(self, command: Command) -> None:
+        """Answer a command that slipped in while another thread closed the queue: nobody will drain it."""
+        if self._closed_reason:
+            command.pending.resolve(CommandResult(Outcome.REFUSED, self._closed_reason))
 
     def drain(self, most: int) -> list[Command]:
         """Take at most `most` commands, oldest first."""

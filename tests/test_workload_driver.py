@@ -58,7 +58,7 @@ def test_a_long_gap_does_not_flood_one_step():
 
 
 def test_closed_loop_keeps_every_user_busy_and_never_more():
-    driver, desk = driver_and_desk()
+    driver, _desk = driver_and_desk()
     driver.start(load(process="closed_loop", users=3), now_s=0.0)
     assert driver.feed(0.0) == 3
     assert driver.feed(9.0) == 0
@@ -83,7 +83,7 @@ def test_a_refused_user_asks_again_after_a_pause_and_is_counted():
 
 
 def test_a_changed_load_starts_afresh_and_a_stopped_one_sends_nothing():
-    driver, desk = driver_and_desk()
+    driver, _desk = driver_and_desk()
     driver.start(load(process="closed_loop", users=2), now_s=0.0)
     driver.feed(0.0)
     driver.start(load(process="burst", burst_size=2), now_s=1.0)
