@@ -1,0 +1,1 @@
+"""The engine as a small OpenAI-compatible server: plain Starlette routes, no page."""
