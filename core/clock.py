@@ -71,3 +71,15 @@ class StepClock:
 
     def on_step_end(self) -> None:
         self._now_s += self._step_s
+
+
+def let_pass(clock: Clock, seconds: float) -> None:
+    """Let `seconds` go by where a step had nothing to run: sleep, move a virtual clock, or nothing (steps count).
+
+    Raises:
+        ValueError: if `seconds` is negative.
+    """
+    if isinstance(clock, VirtualClock):
+        clock.advance(seconds)
+    elif isinstance(clock, WallClock):
+        time.sleep(seconds)
