@@ -1,0 +1,212 @@
+"""What the engine remembers of its steps and requests, in bounded memory, and the figures made of it.
+
+    step    -> StepHistory (newest whole, older thinned)  and  RateWindow (sums over the last window_s seconds)
+    tokens  -> TTFT, ITL as they are delivered            end -> RequestRecord, TPOT, E2E, goodput
+
+Rates are sums over the window divided by its length. They are what happens now: with nothing to do they are 0.
+Percentiles are over the newest 1,024 requests and 4,096 gaps, and stay when the engine is idle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+
+from core.latency import LatencyTracker, request_record
+from core.records import RequestRecord, StepRecord
+from core.request import FinishReason, Request
+from core.snapshot import Kpis, RooflineCeilings
+from core.step_history import StepHistory
+from core.utilisation import mbu, mfu
+
+WINDOW_S = 10.0
+MAX_WINDOW_STEPS = 4096
+RECENT_REQUESTS = 200
+KEPT_REQUESTS = 2048
+
+
+@dataclass(slots=True)
+class WindowSums:
+    """Sums over the steps of the window; the counts of requests are of those that ended in it."""
+
+    steps: int = 0
+    busy_s: float = 0.0
+    host_s: float = 0.0
+    output_tokens: int = 0
+    total_tokens: int = 0
+    rows: int = 0
+    useful_flops: float = 0.0
+    useful_bytes: float = 0.0
+    waited_steps: int = 0
+    full_steps: int = 0
+    cached_tokens: int = 0
+    queried_tokens: int = 0
+
+
+_Entry = tuple[float, float, int, int, int, float, float, int, int, int, int, float]
+
+
+class RateWindow:
+    """Sums over the steps that ended in the last `window_s` seconds, at most MAX_WINDOW_STEPS of them.
+
+    Sums are kept by adding and taking away; they start from zero again whenever the window is empty.
+    """
+
+    def __init__(self, window_s: float) -> None:
+        self.window_s = window_s
+        self._entries: deque[_Entry] = deque()
+        self._ends_s: deque[tuple[float, bool | None]] = deque()
+        self.sums = WindowSums()
+
+    def add(self, record: StepRecord, queried_tokens: int) -> None:
+        """Take a step in."""
+        waited = int(record.num_waiting + record.num_preempted > 0)
+        entry: _Entry = (
+            record.start_s + record.duration_s,
+            record.duration_s,
+            record.output_tokens,
+            record.prefill_tokens + record.decode_tokens,
+            record.prefill_requests + record.decode_requests,
+            record.useful_flops,
+            record.useful_bytes,
+            waited,
+            int(waited and record.full_batch),
+            record.cached_tokens,
+            queried_tokens,
+            record.host_s,
+        )
+        self._entries.append(entry)
+        self._count(entry, 1)
+        while len(self._entries) > MAX_WINDOW_STEPS:
+            self._count(self._entries.popleft(), -1)
+
+    def _count(self, entry: _Entry, sign: int) -> None:
+        s = self.sums
+        s.steps += sign
+        s.busy_s += sign * entry[1]
+        s.output_tokens += sign * entry[2]
+        s.total_tokens += sign * entry[3]
+        s.rows += sign * entry[4]
+        s.useful_flops += sign * entry[5]
+        s.useful_bytes += sign * entry[6]
+        s.waited_steps += sign * entry[7]
+        s.full_steps += sign * entry[8]
+        s.cached_tokens += sign * entry[9]
+        s.queried_tokens += sign * entry[10]
+        s.host_s += sign * entry[11]
+
+    def end(self, time_s: float, met: bool | None) -> None:
+        """Take note of a finished request and of whether it met its SLO."""
+        self._ends_s.append((time_s, met))
+        while len(self._ends_s) > MAX_WINDOW_STEPS:
+            self._ends_s.popleft()
+
+    def move_to(self, now_s: float) -> float:
+        """Drop what is older than the window; return the seconds that the window spans."""
+        oldest_s = now_s - self.window_s
+        entries = self._entries
+        while entries and entries[0][0] <= oldest_s:
+            self._count(entries.popleft(), -1)
+        while self._ends_s and self._ends_s[0][0] <= oldest_s:
+            self._ends_s.popleft()
+        if not entries:
+            self.sums = WindowSums()
+            return 0.0
+        return min(self.window_s, now_s - (entries[0][0] - entries[0][1]))
+
+    def ends(self) -> tuple[int, int, int]:
+        """(finished, with an SLO, that met it) in the window."""
+        outcomes = [met for _, met in self._ends_s]
+        return len(outcomes), sum(met is not None for met in outcomes), outcomes.count(True)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self._ends_s.clear()
+        self.sums = WindowSums()
+
+
+class Telemetry:
+    """History, windows and latencies of one engine.
+
+    Args:
+        history_steps: most step records kept.
+        window_s: length of the rate window on the engine's clock.
+    """
+
+    def __init__(self, history_steps: int = 20_000, window_s: float = WINDOW_S) -> None:
+        self.history = StepHistory(history_steps)
+        self.window = RateWindow(window_s)
+        self.latency = LatencyTracker()
+        self.ceilings: RooflineCeilings | None = None
+        self._requests: deque[RequestRecord] = deque(maxlen=KEPT_REQUESTS)
+        self._recent: tuple[RequestRecord, ...] | None = ()
+
+    def on_step(self, record: StepRecord, queried_tokens: int) -> None:
+        """Take a finished step."""
+        self.history.append(record)
+        self.window.add(record, queried_tokens)
+        self.window.move_to(record.start_s + record.duration_s)
+
+    def on_end(self, request: Request) -> RequestRecord:
+        """Take an ended request; returns its record."""
+        record = request_record(request)
+        self.latency.on_end(record)
+        if request.finish_reason not in (FinishReason.CANCELLED, FinishReason.REFUSED):
+            self.window.end(record.finished_s, record.slo_met)
+        self._requests.append(record)
+        self._recent = None
+        return record
+
+    @property
+    def requests(self) -> tuple[RequestRecord, ...]:
+        """Ended requests, newest first, at most KEPT_REQUESTS."""
+        return tuple(reversed(self._requests))
+
+    def recent_requests(self) -> tuple[RequestRecord, ...]:
+        """Ended requests, newest first, at most RECENT_REQUESTS."""
+        if self._recent is None:
+            self._recent = tuple(islice(reversed(self._requests), RECENT_REQUESTS))
+        return self._recent
+
+    def clear(self) -> None:
+        """Forget steps, requests and latencies; the ceilings stay."""
+        self.history.clear()
+        self.window.clear()
+        self.latency = LatencyTracker()
+        self._requests.clear()
+        self._recent = ()
+
+    def kpis(self, now_s: float, *, idle: bool, fragmentation: float) -> Kpis:
+        """The tiles' numbers at `now_s`; `idle` (nothing to do) makes every rate 0."""
+        span_s = self.window.move_to(now_s)
+        s = self.window.sums
+        finished, with_slo, met = self.window.ends()
+        latency = self.latency
+        active = not idle and span_s > 0
+        rate = 1.0 / span_s if active else 0.0
+        share_flops, (share_bytes, ceiling) = None, (None, "")
+        if self.ceilings is not None:
+            share_flops = mfu(s.useful_flops, s.busy_s, self.ceilings) if active else 0.0
+            share_bytes, ceiling = mbu(s.useful_bytes, s.busy_s, s.steps, self.ceilings) if active else (0.0, "")
+        return Kpis(
+            window_s=self.window.window_s,
+            output_tokens_per_s=s.output_tokens * rate,
+            total_tokens_per_s=s.total_tokens * rate,
+            requests_per_s=finished * rate,
+            goodput_per_s=met * rate if with_slo else None,
+            ttft=latency.ttft.percentiles(),
+            itl=latency.itl.percentiles(),
+            tpot=latency.tpot.percentiles(),
+            e2e=latency.e2e.percentiles(),
+            full_batch_share=s.full_steps / s.waited_steps if s.waited_steps else None,
+            mean_batch=s.rows / s.steps if active and s.steps else 0.0,
+            mfu=share_flops,
+            mbu=share_bytes,
+            host_share=min(s.host_s / s.busy_s, 1.0) if active and s.busy_s > 0 else 0.0,
+            host_us=max(s.host_s, 0.0) / s.steps * 1e6 if active and s.steps else 0.0,
+            prefix_hit_rate=s.cached_tokens / s.queried_tokens if s.queried_tokens else None,
+            fragmentation=fragmentation,
+            mbu_ceiling=ceiling,
+        )
