@@ -27,7 +27,7 @@ from core.executor import ExecutorInfo
 from core.outputs import ModelRunnerOutput, SchedulerOutput
 from core.runtime.worker_process import WorkerProcess
 
-DEFAULT_BUILDER = "core.factory:build_runner"
+DEFAULT_BUILDER = "core.runtime.worker_model:build_runner"
 
 _LOAD_TICK_S = 0.2
 _STDERR_CHECK_STEPS = 1000
