@@ -1,0 +1,42 @@
+"""The dashboard: `streamlit run app.py`. One engine for the process, started and stopped with the server.
+
+start: heavy imports on the main thread -> engine thread starts (the model loads there) -> server listens
+stop:  engine and worker end, then the server
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import altair  # noqa: F401  (imported here because pandas and pyarrow must be first imported on the main thread)
+import pandas as pd  # noqa: F401
+import pyarrow as pa  # noqa: F401
+import streamlit as st
+
+from core.live import get_live
+
+_log = logging.getLogger("batchscope")
+
+
+@asynccontextmanager
+async def lifespan(_app: st.App) -> AsyncIterator[dict[str, object]]:
+    """Start the engine before the first page and end it after the last."""
+    live = get_live()
+    gc.freeze()
+    try:
+        yield {"live": live}
+    finally:
+        live.close()
+
+
+def on_script_error(error: Exception) -> bool:
+    """Log a page's error with its trace; the browser gets a sentence and no trace."""
+    _log.error("a page failed", exc_info=error)
+    st.error(f"This page failed: {type(error).__name__}. The engine goes on; the server's log has the details.")
+    return True
+
+
+app = st.App("pages/main.py", lifespan=lifespan, on_script_error=on_script_error)

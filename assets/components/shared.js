@@ -1,0 +1,59 @@
+// What all elements use: registration, theme, and small DOM helpers. Text goes in by textContent only.
+const scope = (globalThis.batchscope ??= { draw: {}, early: {} });
+
+function register(name, sheet, draw) {
+  const show = (component) => {
+    const host = component.parentElement;
+    if (!host.batchscopeRoot) {
+      const style = document.createElement("style");
+      style.textContent = sheet;
+      const root = document.createElement("div");
+      root.className = "root";
+      host.append(style, root);
+      host.batchscopeRoot = root;
+    }
+    draw(component, host.batchscopeRoot);
+  };
+  scope.draw[name] = show;
+  for (const component of (scope.early[name] ?? new Map()).values()) show(component);
+  delete scope.early[name];
+}
+
+function make(tag, className, text) {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  if (text !== undefined) node.textContent = text;
+  return node;
+}
+
+function say(node, text) {
+  if (node.firstChild && !node.firstChild.nextSibling && node.firstChild.nodeType === 3) {
+    if (node.firstChild.data !== text) node.firstChild.data = text;
+  } else node.textContent = text;
+}
+
+function attr(node, name, value) {
+  if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+function icon(paths) {
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("viewBox", "0 0 16 16");
+  svg.setAttribute("aria-hidden", "true");
+  for (const d of paths) {
+    const path = document.createElementNS(SVG, "path");
+    path.setAttribute("d", d);
+    svg.append(path);
+  }
+  return svg;
+}
+
+// True on a dark ground; reads the page's own theme variables, so a switch of theme needs no message.
+function isDark(node) {
+  const colour = getComputedStyle(node).getPropertyValue("--st-background-color").trim();
+  const parts = colour.startsWith("#")
+    ? [1, 3, 5].map((i) => parseInt(colour.length === 4 ? colour[(i + 1) / 2] + colour[(i + 1) / 2] : colour.slice(i, i + 2), 16))
+    : (colour.match(/[\d.]+/g) ?? [0, 0, 0]).map(Number);
+  return 0.299 * parts[0] + 0.587 * parts[1] + 0.114 * parts[2] < 128;
+}

@@ -1,0 +1,109 @@
+"""The frame that all pages share: heading, notices, figure heads, empty states, and the style sheet behind them.
+
+status bar / question / one hero figure / details in tabs          settings in the sidebar
+figure:  TITLE that says what it answers        steps 17 905 to 18 204 · measured
+         ............................................................
+         one line that says how to read it
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from core.charts import formats, style
+from core.records import StepRecord
+from core.snapshot import EngineSnapshot
+
+_SHEET = Path(__file__).resolve().parents[2] / "assets" / "page.css"
+
+
+@lru_cache(maxsize=1)
+def _style_tag() -> str:
+    return f"<style>\n{_SHEET.read_text('utf-8')}\n</style>"
+
+
+def page_style() -> None:
+    """The style sheet of the frame; once a page run."""
+    st.html(_style_tag())
+
+
+def theme() -> style.Theme:
+    """Tones of the ground that this browser shows."""
+    return style.theme_of(st.context.theme.type)
+
+
+def heading(question: str, about: str = "") -> None:
+    """The page's question, and one line under it."""
+    note = f"<p>{html.escape(about)}</p>" if about else ""
+    st.html(f'<header class="bs-heading"><h1>{html.escape(question)}</h1>{note}</header>')
+
+
+def notice(snapshot: EngineSnapshot) -> None:
+    """What the person must know now: start-up, a failure, a fallback. Always one slot, mostly empty."""
+    with st.container(key="notice"):
+        if snapshot.state == "starting":
+            st.info(f"Starting: {_plain(snapshot.progress or 'loading the model')}", icon=":material/hourglass_top:")
+        elif snapshot.state in ("failed", "stopped"):
+            st.error(_plain(snapshot.message or "the engine has stopped"), icon=":material/error:")
+        elif snapshot.message:
+            st.warning(_plain(snapshot.message), icon=":material/info:")
+        elif snapshot.info and snapshot.info.fallback:
+            st.warning(_plain(f"A synthetic model stands in: {snapshot.info.fallback}"), icon=":material/science:")
+
+
+def _plain(text: str) -> str:
+    """Text for an element that reads Markdown, with everything that Markdown would read taken as text."""
+    return "".join("\\" + c if c in "\\`*_{}[]()#+-.!|<>~$:" else c for c in text)
+
+
+def span_of(history: Sequence[StepRecord]) -> str:
+    """ "steps 17 905 to 18 204 · measured", for the head of a figure."""
+    if not history:
+        return "no steps yet"
+    kinds = sorted({record.kind for record in history})
+    return f"{formats.step_range(history[0].step, history[-1].step)} · {' and '.join(kinds)}"
+
+
+def figure_head(title: str, aside: str = "", *, how: str = "") -> None:
+    """Title of a figure, its range and kind at the right, and how to read it underneath.
+
+    Args:
+        title: what the figure answers.
+        aside: `span_of(history)` or another range with the word measured, predicted or replayed.
+        how: one line that says how to read it.
+    """
+    read = f"<p>{html.escape(how)}</p>" if how else ""
+    st.html(f'<div class="bs-figure"><div><h2>{html.escape(title)}</h2><span>{html.escape(aside)}</span></div>{read}</div>')
+
+
+def chart(data: Any, spec: dict[str, Any], *, key: str, alt: str) -> None:
+    """A Vega-Lite chart whose specification is constant, so that zoom and pan survive every tick.
+
+    Args:
+        data: a DataFrame of at most 2,000 rows.
+        spec: the same object at every tick (build it once, for each theme).
+        alt: what the figure shows, for those who do not see it.
+    """
+    st.vega_lite_chart(data, spec, key=key, theme=None, width="stretch", alt=alt)
+
+
+def empty(
+    what: str, action: str | None = None, on_click: Callable[[], None] | None = None, *, key: str, height: int | str = "content"
+) -> None:
+    """An empty state: what is missing, and the button that fills it."""
+    with st.container(key=f"empty_{key}", height=height, border=True, horizontal_alignment="center", vertical_alignment="center"):
+        st.text(what)
+        if action:
+            st.button(action, key=f"fill_{key}", on_click=on_click)
+
+
+def footer(text: str = "") -> None:
+    """Last line of a page: units and conventions."""
+    words = text or "GB = 10⁹ bytes, GiB = 2³⁰ bytes. A multiply-add is two operations. – means no value, not zero."
+    st.html(f'<footer class="bs-footer">{html.escape(words)}</footer>')

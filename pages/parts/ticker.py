@@ -1,0 +1,57 @@
+"""The one way in which a page lives: a plain `render(snapshot, history)` inside one flat fragment.
+
+    page file:    def render(snapshot, history): ...          draws; no state of its own, no engine
+                  ticker.live("What is in the batch right now?", render)
+
+Nothing may be nested: periodic fragments inside one another break. The same elements in the same order at every
+tick, with fixed heights, so that nothing jumps; branch inside a slot, never round it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import streamlit as st
+
+from core.records import StepRecord
+from core.snapshot import EngineSnapshot
+from pages.parts import engine_access, frame, status_bar
+
+Render = Callable[[EngineSnapshot, Sequence[StepRecord]], None]
+HISTORY_STEPS = 300
+
+
+def rate_s() -> float | None:
+    """Seconds between two ticks; None where refresh is off."""
+    return status_bar.RATES[status_bar.rate_label()]
+
+
+def live(question: str, render: Render, *, about: str = "", history_steps: int = HISTORY_STEPS) -> None:
+    """Draw a live page: status bar, heading, and `render` at the chosen rate.
+
+    Args:
+        question: the heading, what the page answers.
+        about: one line under it.
+        history_steps: how many of the latest step records `render` gets.
+    """
+
+    @st.fragment(run_every=rate_s())
+    def tick() -> None:
+        _tick(question, about, render, history_steps)
+
+    tick()
+
+
+def _tick(question: str, about: str, render: Render, history_steps: int) -> None:
+    if st.session_state.pop("rate_changed", False):
+        st.rerun()  # the period belongs to the fragment, so it is made anew
+    began = time.perf_counter()
+    access = engine_access.engine()
+    access.heartbeat()
+    snapshot = access.latest()
+    status_bar.status_bar(snapshot, tick_s=st.session_state.get("tick_s"))
+    frame.heading(question, about)
+    frame.notice(snapshot)
+    render(snapshot, access.recent(history_steps))
+    st.session_state["tick_s"] = time.perf_counter() - began
