@@ -42,6 +42,10 @@ class RequestView:
     why: str = ""  # why it waits, or the refusal's message
     text_tail: str = ""  # the last characters of the output, plain text
     source: str = "load"  # "load", "prompt", "api", "scenario"
+    admitted_s: float | None = None  # first admission
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    preempted_spans_s: tuple[tuple[float, float], ...] = ()  # closed spans without blocks: (from, to)
 
 
 @dataclass(frozen=True, slots=True)
