@@ -71,6 +71,10 @@ class _Row:
     blocks: list[int] = field(default_factory=list)
     status: str = "waiting"
     first_token_s: float | None = None
+    admitted_s: float | None = None
+    finished_s: float | None = None
+    preempted_at_s: float | None = None
+    spans: list[tuple[float, float]] = field(default_factory=list)
     finish_reason: str = ""
 
     def view(self, now_s: float, why: str = "") -> RequestView:
@@ -81,7 +85,7 @@ class _Row:
             priority=0,
             hue=self.hue,
             arrival_s=self.arrival_s,
-            age_s=now_s - self.arrival_s,
+            age_s=(now_s if self.finished_s is None else self.finished_s) - self.arrival_s,
             prompt_tokens=self.prompt,
             output_tokens=self.output,
             max_tokens=self.max_tokens,
@@ -94,6 +98,10 @@ class _Row:
             finish_reason=self.finish_reason,
             why=why,
             text_tail=" and the blocks go back to the pool" if self.output else "",
+            admitted_s=self.admitted_s,
+            first_token_s=self.first_token_s,
+            finished_s=self.finished_s,
+            preempted_spans_s=tuple(self.spans),
         )
 
 
@@ -168,7 +176,7 @@ class FakeRun:
         )
         self.give_back(victim, keep=True)
         victim.computed, victim.status, victim.preemptions = 0, "preempted", victim.preemptions + 1
-        victim.scheduled = 0
+        victim.scheduled, victim.preempted_at_s = 0, self.now_s
         self.waiting.insert(0, victim)
         self.totals = replace(self.totals, preemptions=self.totals.preemptions + 1)
         return True
@@ -214,6 +222,10 @@ class FakeRun:
             else:
                 self.waiting.pop(0)
                 row.status, row.scheduled, row.is_prefill = "running", tokens, True
+                row.admitted_s = self.now_s if row.admitted_s is None else row.admitted_s
+                if row.preempted_at_s is not None:
+                    row.spans.append((row.preempted_at_s, self.now_s))
+                    row.preempted_at_s = None
                 self.running.append(row)
                 budget -= tokens
                 admitted += 1
@@ -306,7 +318,7 @@ class FakeRun:
         for row in done:
             self.running.remove(row)
             self.give_back(row, keep=True)
-            row.status, row.scheduled = "finished", 0
+            row.status, row.scheduled, row.finished_s = "finished", 0, self.now_s
             row.finish_reason = "length" if row.output >= row.max_tokens else "stop"
             self.ended.insert(0, row)
             self.requests.insert(0, self._record(row))
