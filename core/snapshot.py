@@ -45,7 +45,7 @@ class RequestView:
     admitted_s: float | None = None  # first admission
     first_token_s: float | None = None
     finished_s: float | None = None
-    preempted_spans_s: tuple[tuple[float, float], ...] = ()  # closed spans without blocks: (from, to)
+    preempted_spans_s: tuple[tuple[float, float], ...] = ()  # without blocks, (from, to); an open span ends at time_s
 
 
 @dataclass(frozen=True, slots=True)

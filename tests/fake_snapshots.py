@@ -101,7 +101,7 @@ class _Row:
             admitted_s=self.admitted_s,
             first_token_s=self.first_token_s,
             finished_s=self.finished_s,
-            preempted_spans_s=tuple(self.spans),
+            preempted_spans_s=(*self.spans, *([(self.preempted_at_s, now_s)] if self.preempted_at_s is not None else [])),
         )
 
 
