@@ -1,0 +1,103 @@
+"""Requests over time, one lane a request: in the queue, prefill, decode, preempted.
+
+    r00412   ......####=============
+    r00413     ........######====xxxx======
+             queue . prefill # decode = preempted x           seconds on the engine's clock
+
+A lane's spans follow from the times of its row: arrival, first admission, first token, end, and the spans without
+blocks. They cover the lane's whole life without gap or overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import pandas as pd
+
+from core.charts import style
+from core.charts.style import Theme
+from core.snapshot import RequestView
+
+MAX_LANES = 60
+LANE_PX = 8
+PHASES = ("queue", "prefill", "decode", "preempted")
+
+
+def spans_of(row: RequestView, now_s: float) -> list[tuple[str, float, float]]:
+    """(phase, from, to) of a request, s, in order of time."""
+    end = row.finished_s if row.finished_s is not None else max(now_s, row.arrival_s)
+    if row.admitted_s is None:
+        return [("queue", row.arrival_s, end)]
+    lost = [span for span in row.preempted_spans_s if span[1] > span[0]]
+    first = row.first_token_s if row.first_token_s is not None else end
+    pieces = [("queue", row.arrival_s, row.admitted_s), ("prefill", row.admitted_s, first), ("decode", first, end)]
+    return [piece for span in pieces for piece in _without(span, lost) if piece[2] > piece[1]]
+
+
+def _without(span: tuple[str, float, float], lost: Sequence[tuple[float, float]]) -> list[tuple[str, float, float]]:
+    phase, start, end = span
+    out: list[tuple[str, float, float]] = []
+    for a, b in lost:
+        a, b = max(a, start), min(b, end)
+        if b <= a:
+            continue
+        out += [(phase, start, a), ("preempted", a, b)]
+        start = b
+    return [*out, (phase, start, end)]
+
+
+def gantt_frame(rows: Sequence[RequestView], now_s: float, max_lanes: int = MAX_LANES) -> pd.DataFrame:
+    """Spans of the requests that arrived last, newest at the bottom."""
+    shown = sorted(rows, key=lambda r: (r.arrival_s, r.request_id))[-max_lanes:]
+    spans = [
+        (lane, row.request_id, row.tenant, phase, start, end)
+        for lane, row in enumerate(shown)
+        for phase, start, end in spans_of(row, now_s)
+    ]
+    return pd.DataFrame(spans, columns=["lane", "request", "tenant", "phase", "from_s", "to_s"])
+
+
+@lru_cache(maxsize=4)
+def gantt_spec(theme: Theme) -> dict[str, Any]:
+    """Lanes as thin bars; zooms and pans in time only."""
+    quiet = "#39424D" if theme.name == "dark" else "#CBD2DA"
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "height": LANE_PX * MAX_LANES,
+        "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}],
+        "mark": {"type": "bar", "height": LANE_PX - 2, "clip": True},
+        "encoding": {
+            "x": {
+                "field": "from_s",
+                "type": "quantitative",
+                "title": "engine time (s)",
+                "scale": {"zero": False, "nice": False},
+                "axis": {"grid": True, "tickCount": 8},
+            },
+            "x2": {"field": "to_s"},
+            "y": {
+                "field": "lane",
+                "type": "quantitative",
+                "title": "request, by arrival",
+                "scale": {"domain": [-1, MAX_LANES], "reverse": True, "nice": False, "zero": False},
+                "axis": {"labels": False, "grid": False},
+            },
+            "color": {
+                "field": "phase",
+                "type": "nominal",
+                "title": None,
+                "sort": list(PHASES),
+                "scale": {"domain": list(PHASES), "range": [quiet, style.PREFILL, theme.decode, style.PREEMPTED]},
+            },
+            "tooltip": [
+                {"field": "request", "type": "nominal"},
+                {"field": "tenant", "type": "nominal"},
+                {"field": "phase", "type": "nominal"},
+                {"field": "from_s", "type": "quantitative", "format": ".3f", "title": "from (s)"},
+                {"field": "to_s", "type": "quantitative", "format": ".3f", "title": "to (s)"},
+            ],
+        },
+        "config": style.vega_config(theme),
+    }
