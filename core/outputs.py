@@ -79,8 +79,10 @@ class SchedulerOutput:
         is_prefill: True where the row runs prompt (or recomputed) tokens rather than one decode token.
         new_requests: full data of rows that the runner does not hold.
         new_block_ids: blocks appended to the tables of rows that the runner holds already.
-        released_ids: requests whose state the runner may drop (finished, cancelled or preempted).
-        swap_out, swap_in: block copies (device block, host block), (host block, device block), before the forward pass.
+        released_ids: requests whose state the runner may drop (finished, cancelled or preempted). Dropped before
+            `new_requests` is read: an id may be released and come back in one step.
+        swap_out, swap_in: block copies (device block, host block), (host block, device block), before the forward
+            pass and in this order: a device block that is swapped out may be filled by a copy in of the same step.
         copy_blocks: device to device copies (source, destination), before the forward pass.
         padded_rows, padded_width: shape that a fixed batch really runs (rows x query tokens); 0 if not padded.
             Rows beyond request_ids are finished requests that the batch still holds.
@@ -90,6 +92,8 @@ class SchedulerOutput:
         num_waiting, num_running: after the decision.
         bound_by: what kept the batch from being larger.
         full_batch: True if requests waited and the batch was at its memory-determined maximum.
+        decided_rows, late_joins: under AdmissionMoment.BETWEEN_LAUNCHES the rows of the shape that was decided, and
+            the ids that joined after that; a graph captured for the decided shape is invalid if any did. Else 0 and ().
     """
 
     step: int
@@ -115,6 +119,8 @@ class SchedulerOutput:
     num_running: int = 0
     bound_by: BoundBy = BoundBy.LOAD
     full_batch: bool = False
+    decided_rows: int = 0
+    late_joins: tuple[str, ...] = ()
 
     @property
     def total_tokens(self) -> int:
