@@ -59,8 +59,17 @@ def _numba_cache_in(folder: Path) -> Iterator[None]:
         numba_config.CACHE_DIR = before
 
 
+def part(function: F) -> F:
+    """A piece of a jitted function: compiled with its caller, not callable from Python (that halves its compile time)."""
+    import numba
+
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+    compiled: F = numba.njit(**options)(function)
+    return compiled
+
+
 def jit(function: F) -> F:
-    """Compile on first call, without the GIL, cached. Callers inside jitted code get it inlined or linked."""
+    """Compile on first call, without the GIL, cached."""
     import numba
 
     with _numba_cache_in(cache_folder()):

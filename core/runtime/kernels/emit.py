@@ -1,18 +1,23 @@
 """LLVM IR by hand where the inner loops live: a few lines of builder code around llvmlite.
 
-    kernel(name, "aaif", "f", body)  ->  a Numba intrinsic; `body(e, *values)` emits the function once per module
+    kernel(name, "aaf", "f", body)   ->  an entry of the kernel library and a Numba intrinsic that calls it by address
+    inline(name, "a", "a", body)     ->  a Numba intrinsic that is copied into its caller
 
 Numba's own loop vectoriser decides anew for each loop whether it can; these loops are written as vectors of
 LANES floats, which LLVM splits into two AVX2 registers or maps to one AVX-512 register (or four NEON ones).
 Every lane does the same operations in the same order on all of them, so results do not depend on the width.
 
-Argument codes: a address or integer (int64), f float32, t a type tag (its Numba type picks the variant; no value).
+Argument codes: a address or integer (int64), f float32; result v is none.
+
+Kernels are called through a table of addresses, so the code that Numba compiles is the same for every element type
+and holds no vector code: that keeps the first start short.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
@@ -26,9 +31,6 @@ I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 VOID = ir.VoidType()
 VF = ir.VectorType(FLOAT, LANES)
 VI = ir.VectorType(I32, LANES)
-
-TAG_NAMES = {types.uint16: "bf16", types.float32: "f32", types.int8: "int8"}
-"""Element type of weights or cache for each tag: Numba has no bfloat16, so its bits travel as uint16."""
 
 _NUMBA_TYPES = {"a": types.int64, "f": types.float32}
 _LLVM_TYPES = {"a": I64, "f": FLOAT, "v": VOID}
@@ -141,40 +143,76 @@ class Emitter:
         return b.trunc(b.select(is_nan, quiet, rounded), ir.VectorType(I16, LANES))
 
 
-def kernel(name: str, arguments: str, result: str, body: Callable[..., Any], *, inline: bool = False) -> Any:
-    """Make a Numba intrinsic of `body(emitter, *values)`, emitted once per module as a function `name`.
+def inline(name: str, arguments: str, result: str, body: Callable[..., Any]) -> Any:
+    """Make a Numba intrinsic whose body is copied into the caller: loads, stores, atomics, waiting."""
 
-    With a leading "t" the tag's element name ("bf16", "f32", "int8") is passed to `body` in place of a value.
-    """
-    tagged = arguments.startswith("t")
-    codes = arguments[1:] if tagged else arguments
-    signature_types = [_NUMBA_TYPES[c] for c in codes]
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        full = f"batchscope_{name}"
+        function = builder.module.globals.get(full)
+        if function is None:
+            function = define(builder.module, full, arguments, result, body)
+            function.linkage = "internal"
+            function.attributes.add("alwaysinline")
+        called = builder.call(function, values)
+        return context.get_dummy_value() if result == "v" else called
 
-    def define(module: Any, variant: str) -> Any:
-        full = f"batchscope_{name}_{variant}" if tagged else f"batchscope_{name}"
-        function = module.globals.get(full)
-        if function is not None:
-            return function
-        function = ir.Function(module, ir.FunctionType(_LLVM_TYPES[result], [_LLVM_TYPES[c] for c in codes]), full)
-        function.linkage = "internal"
-        function.attributes.add("alwaysinline" if inline else "noinline")
-        emitter = Emitter(module, function)
-        value = body(emitter, variant, *function.args) if tagged else body(emitter, *function.args)
-        if result == "v":
-            emitter.b.ret_void()
-        else:
-            emitter.b.ret(value)
-        return function
+    return _intrinsic(name, arguments, result, codegen)
+
+
+def define(module: Any, name: str, arguments: str, result: str, body: Callable[..., Any]) -> Any:
+    """Emit one function into `module`."""
+    kind = ir.FunctionType(_LLVM_TYPES[result], [_LLVM_TYPES[c] for c in arguments])
+    function = ir.Function(module, kind, name)
+    emitter = Emitter(module, function)
+    value = body(emitter, *function.args)
+    if result == "v":
+        emitter.b.ret_void()
+    else:
+        emitter.b.ret(value)
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A function of the kernel library; `body(emitter, element, *values)` emits it for one element type."""
+
+    name: str
+    arguments: str
+    result: str
+    body: Callable[..., Any]
+
+
+KERNELS: list[Kernel] = []
+"""All kernels; a kernel's place is its place in the table of addresses."""
+
+
+def kernel(name: str, arguments: str, result: str, body: Callable[..., Any]) -> Any:
+    """Register a kernel and return the intrinsic that calls it: called(table address, *arguments)."""
+    return family(name, arguments, result, [body])
+
+
+def family(name: str, arguments: str, result: str, bodies: list[Callable[..., Any]]) -> Any:
+    """Register kernels of one signature; the intrinsic takes (table address, member, *arguments), member only if several."""
+    place, several = len(KERNELS), len(bodies) > 1
+    KERNELS.extend(Kernel(f"{name}_{i}" if several else name, arguments, result, body) for i, body in enumerate(bodies))
+    pointer = ir.FunctionType(_LLVM_TYPES[result], [_LLVM_TYPES[c] for c in arguments]).as_pointer()
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        entry = builder.add(values[0], ir.Constant(I64, 8 * place))
+        if several:
+            entry = builder.add(entry, builder.shl(values[1], ir.Constant(I64, 3)))
+        function = builder.load(builder.inttoptr(entry, pointer.as_pointer()), align=8)
+        called = builder.call(function, values[2 if several else 1 :])
+        return context.get_dummy_value() if result == "v" else called
+
+    return _intrinsic(name, ("aa" if several else "a") + arguments, result, codegen)
+
+
+def _intrinsic(name: str, arguments: str, result: str, codegen: Callable[..., Any]) -> Any:
+    returns = types.void if result == "v" else _NUMBA_TYPES[result]
+    signature = returns(*(_NUMBA_TYPES[c] for c in arguments))
 
     def resolve(typing_context: Any, *args: Any) -> Any:
-        variant = TAG_NAMES[args[0]] if tagged else ""
-        returns = types.void if result == "v" else _NUMBA_TYPES[result]
-        signature = returns(*([args[0]] if tagged else []), *signature_types)
-
-        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            called = builder.call(define(builder.module, variant), values[1:] if tagged else values)
-            return context.get_dummy_value() if result == "v" else called
-
         return signature, codegen
 
     names = ["typing_context", *(f"a{i}" for i in range(len(arguments)))]

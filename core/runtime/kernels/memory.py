@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from core.runtime.kernels.emit import FLOAT, I32, I64, VOID, Emitter, kernel
+from core.runtime.kernels.emit import FLOAT, I32, I64, VOID, Emitter, inline
 
 _MACHINE = platform.machine().lower()
 FUTEX = sys.platform.startswith("linux") and _MACHINE in ("x86_64", "aarch64")
@@ -28,6 +28,11 @@ def _load(kind: Any, align: int) -> Any:
         return e.b.sext(value, I64) if kind is I32 else value
 
     return body
+
+
+def _word(e: Emitter, base: Any, index: Any) -> Any:
+    """Word `index` of an array of int64."""
+    return e.load(e.add(base, e.mul(index, 8)), I64, 8)
 
 
 def _store_f32(e: Emitter, address: Any, value: Any) -> None:
@@ -79,16 +84,17 @@ def _call_step(e: Emitter, function: Any, description: Any, thread: Any) -> None
     e.b.call(e.b.inttoptr(function, kind), [description, thread])
 
 
-load_i64 = kernel("load_i64", "a", "a", _load(I64, 8), inline=True)
-load_i32 = kernel("load_i32", "a", "a", _load(I32, 4), inline=True)
-load_f32 = kernel("load_f32", "a", "f", _load(FLOAT, 4), inline=True)
-store_i64 = kernel("store_i64", "aa", "v", _store_i64, inline=True)
-store_f32 = kernel("store_f32", "af", "v", _store_f32, inline=True)
-fetch_add = kernel("fetch_add", "aa", "a", _fetch_add, inline=True)
-load_acquire = kernel("load_acquire", "a", "a", _load_acquire, inline=True)
-store_release = kernel("store_release", "aa", "v", _store_release, inline=True)
-pause = kernel("pause", "", "v", _pause, inline=True)
-yield_cpu = kernel("yield_cpu", "", "a", _yield_cpu)
-futex_wait = kernel("futex_wait", "aa", "a", _futex_wait)
-futex_wake = kernel("futex_wake", "aa", "a", _futex_wake)
-call_step = kernel("call_step", "aaa", "v", _call_step)
+load_i64 = inline("load_i64", "a", "a", _load(I64, 8))
+load_i32 = inline("load_i32", "a", "a", _load(I32, 4))
+load_f32 = inline("load_f32", "a", "f", _load(FLOAT, 4))
+word = inline("word", "aa", "a", _word)
+store_i64 = inline("store_i64", "aa", "v", _store_i64)
+store_f32 = inline("store_f32", "af", "v", _store_f32)
+fetch_add = inline("fetch_add", "aa", "a", _fetch_add)
+load_acquire = inline("load_acquire", "a", "a", _load_acquire)
+store_release = inline("store_release", "aa", "v", _store_release)
+pause = inline("pause", "", "v", _pause)
+yield_cpu = inline("yield_cpu", "", "a", _yield_cpu)
+futex_wait = inline("futex_wait", "aa", "a", _futex_wait)
+futex_wake = inline("futex_wake", "aa", "a", _futex_wake)
+call_step = inline("call_step", "aaa", "v", _call_step)

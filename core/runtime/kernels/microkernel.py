@@ -15,7 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from core.runtime.kernels.emit import FLOAT, LANES, VF, VI, Emitter, kernel
+from core.runtime.kernels.emit import FLOAT, LANES, VF, VI, Emitter, family, kernel
 
 MAX_ROWS = 6
 
@@ -23,9 +23,9 @@ STORE, ADD, CONTINUE = 0, 1, 2
 """What becomes of `out`: overwritten, added to after the sum, or the start of the sum."""
 
 
-def _weights(e: Emitter, variant: str, natural: bool, address: Any) -> tuple[Any, ...]:
+def _weights(e: Emitter, element: str, natural: bool, address: Any) -> tuple[Any, ...]:
     """The next weights of one panel as float32: one vector for each k that the load covers."""
-    if variant == "f32":
+    if element == "f32":
         return (e.load(address),)
     if natural:
         return (e.widen_bf16(address),)
@@ -38,7 +38,7 @@ def _weights(e: Emitter, variant: str, natural: bool, address: Any) -> tuple[Any
 def _tile(rows: int, panels: int, natural: bool) -> Any:
     def body(
         e: Emitter,
-        variant: str,
+        element: str,
         x: Any,
         ldx: Any,
         w: Any,
@@ -69,14 +69,14 @@ def _tile(rows: int, panels: int, natural: bool) -> Any:
             phi.add_incoming(ir.Constant(VF, None), entry)
             phi.add_incoming(value, resume)
             sums.append(phi)
-        covered = 2 if variant == "bf16" and not natural else 1
+        covered = 2 if element == "bf16" and not natural else 1
 
         def advance(index: Any, state: list[Any]) -> list[Any]:
             offset = e.mul(b.lshr(index, e.int(1)) if covered == 2 else index, k_bytes)
             if not natural:
                 i = b.lshr(index, e.int(1)) if covered == 2 else index
                 e.prefetch(e.add(ahead, e.mul(i, ahead_step)))
-            loaded = [_weights(e, variant, natural, e.add(panel, offset)) for panel in w_panels]
+            loaded = [_weights(e, element, natural, e.add(panel, offset)) for panel in w_panels]
             for s in range(covered):
                 for r in range(rows):
                     value = e.splat(b.load(b.gep(x_rows[r], [e.add(index, s)]), align=4))
@@ -101,10 +101,14 @@ def _tile(rows: int, panels: int, natural: bool) -> Any:
         for cell, value in zip(cells, final, strict=True):
             e.store(value, targets[cell])
 
-    return kernel(f"tile{'_natural' if natural else ''}_{rows}x{panels}", "t" + "a" * 11, "v", body)
+    return body
 
 
-tile_1x1, tile_1x4 = _tile(1, 1, False), _tile(1, 4, False)
-tile_2x1, tile_2x2 = _tile(2, 1, False), _tile(2, 2, False)
-tile_3x1, tile_4x1, tile_5x1, tile_6x1 = (_tile(m, 1, False) for m in (3, 4, 5, 6))
-natural_1x1, natural_2x1, natural_3x1, natural_4x1, natural_5x1, natural_6x1 = (_tile(m, 1, True) for m in range(1, 7))
+tile = family("tile", "a" * 11, "v", [_tile(rows, 1, False) for rows in range(1, MAX_ROWS + 1)])
+"""tile(table, rows - 1, x, ldx, w, panel_bytes, k_bytes, k, out, ldo, mode, ahead, ahead_step): one panel."""
+
+tile_1x4 = kernel("tile_1x4", "a" * 11, "v", _tile(1, 4, False))
+tile_2x2 = kernel("tile_2x2", "a" * 11, "v", _tile(2, 2, False))
+"""One or two rows leave most registers free: several panels at once keep the multiply-adds busy."""
+
+tile_natural = family("tile_natural", "a" * 11, "v", [_tile(rows, 1, True) for rows in range(1, MAX_ROWS + 1)])

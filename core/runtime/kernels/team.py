@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from core.runtime.kernels.compiler import jit
+from core.runtime.kernels.compiler import jit, part
 from core.runtime.kernels.memory import (
     FUTEX,
     call_step,
@@ -36,7 +36,7 @@ SPIN_BEFORE_YIELD = 2_000
 SPIN_BEFORE_SLEEP = 4_000
 
 
-@jit
+@part
 def barrier(control: int, threads: int) -> None:
     """Wait until all `threads` have come here; what each wrote before is then visible to all."""
     if threads == 1:

@@ -38,7 +38,7 @@ def _exp(e: Emitter, x: Any) -> Any:
     return b.select(low, e.vector(0.0), b.bitcast(bits, VF))
 
 
-def _rms_norm(e: Emitter, x: Any, weight: Any, out: Any, padded: Any, n: Any, eps: Any) -> None:
+def _rms_norm(e: Emitter, element: str, x: Any, weight: Any, out: Any, padded: Any, n: Any, eps: Any) -> None:
     b = e.b
 
     def square(i: Any, state: list[Any]) -> list[Any]:
@@ -59,7 +59,7 @@ def _rms_norm(e: Emitter, x: Any, weight: Any, out: Any, padded: Any, n: Any, ep
     e.loop(padded, _STEP, [], write)
 
 
-def _rotate(e: Emitter, x: Any, cos: Any, sin: Any, half: Any) -> None:
+def _rotate(e: Emitter, element: str, x: Any, cos: Any, sin: Any, half: Any) -> None:
     """Turn the pairs (i, i + half) of one head in place; 8 pairs at a time."""
     b, narrow = e.b, ir.VectorType(FLOAT, 8)
 
@@ -74,9 +74,9 @@ def _rotate(e: Emitter, x: Any, cos: Any, sin: Any, half: Any) -> None:
     e.loop(half, 8, [], turn)
 
 
-def _narrow(e: Emitter, variant: str, source: Any, target: Any, n: Any) -> None:
+def _narrow(e: Emitter, element: str, source: Any, target: Any, n: Any) -> None:
     """float32 to the cache's element type."""
-    size = 2 if variant == "bf16" else 4
+    size = 2 if element == "bf16" else 4
 
     def move(i: Any, state: list[Any]) -> list[Any]:
         value = e.load(e.add(source, e.mul(i, 4)))
@@ -86,18 +86,18 @@ def _narrow(e: Emitter, variant: str, source: Any, target: Any, n: Any) -> None:
     e.loop(n, _STEP, [], move)
 
 
-def _widen(e: Emitter, variant: str, source: Any, target: Any, n: Any) -> None:
+def _widen(e: Emitter, element: str, source: Any, target: Any, n: Any) -> None:
     """The weights' element type to float32."""
 
     def move(i: Any, state: list[Any]) -> list[Any]:
-        value = e.load(e.add(source, e.mul(i, 4))) if variant == "f32" else e.widen_bf16(e.add(source, e.mul(i, 2)))
+        value = e.load(e.add(source, e.mul(i, 4))) if element == "f32" else e.widen_bf16(e.add(source, e.mul(i, 2)))
         e.store(value, e.add(target, e.mul(i, 4)))
         return state
 
     e.loop(n, _STEP, [], move)
 
 
-def _scale(e: Emitter, source: Any, target: Any, n: Any, factor: Any) -> None:
+def _scale(e: Emitter, element: str, source: Any, target: Any, n: Any, factor: Any) -> None:
     wide = e.splat(factor)
 
     def move(i: Any, state: list[Any]) -> list[Any]:
@@ -108,7 +108,7 @@ def _scale(e: Emitter, source: Any, target: Any, n: Any, factor: Any) -> None:
     e.loop(n, _STEP, [], move)
 
 
-def _add(e: Emitter, source: Any, target: Any, n: Any) -> None:
+def _add(e: Emitter, element: str, source: Any, target: Any, n: Any) -> None:
     def move(i: Any, state: list[Any]) -> list[Any]:
         offset = e.mul(i, 4)
         e.store(e.b.fadd(e.load(e.add(source, offset)), e.load(e.add(target, offset))), e.add(target, offset))
@@ -117,7 +117,7 @@ def _add(e: Emitter, source: Any, target: Any, n: Any) -> None:
     e.loop(n, _STEP, [], move)
 
 
-def _mask_max(e: Emitter, scores: Any, n: Any, low: Any, high: Any) -> Any:
+def _mask_max(e: Emitter, element: str, scores: Any, n: Any, low: Any, high: Any) -> Any:
     """Set the scores outside [low, high) to minus infinity, whatever they held; return the largest."""
     b = e.b
     lane = ir.Constant(VI, list(range(LANES)))
@@ -135,7 +135,7 @@ def _mask_max(e: Emitter, scores: Any, n: Any, low: Any, high: Any) -> Any:
     return e.reduce(e.loop(n, _STEP, [nothing], step)[0], e.select_max)
 
 
-def _exp_sum(e: Emitter, scores: Any, n: Any, largest: Any) -> Any:
+def _exp_sum(e: Emitter, element: str, scores: Any, n: Any, largest: Any) -> Any:
     """scores = exp(scores - largest) in place; return their sum."""
     b, wide = e.b, e.splat(largest)
 
@@ -148,11 +148,11 @@ def _exp_sum(e: Emitter, scores: Any, n: Any, largest: Any) -> Any:
     return e.reduce(e.loop(n, _STEP, [e.vector(0.0)], step)[0], b.fadd)
 
 
-def _exp_one(e: Emitter, x: Any) -> Any:
+def _exp_one(e: Emitter, element: str, x: Any) -> Any:
     return e.b.extract_element(_exp(e, e.splat(x)), ir.Constant(I32, 0))
 
 
-def _silu_mul(e: Emitter, gate: Any, up: Any, out: Any, n: Any) -> None:
+def _silu_mul(e: Emitter, element: str, gate: Any, up: Any, out: Any, n: Any) -> None:
     """out = gate / (1 + exp(-gate)) * up."""
     b = e.b
 
@@ -166,7 +166,7 @@ def _silu_mul(e: Emitter, gate: Any, up: Any, out: Any, n: Any) -> None:
     e.loop(n, _STEP, [], step)
 
 
-def _transpose(e: Emitter, rows: Any, words: Any, out: Any) -> None:
+def _transpose(e: Emitter, element: str, rows: Any, words: Any, out: Any) -> None:
     """out[word][16] = word `word` of each of 16 rows whose addresses stand at `rows`; words is a multiple of 8.
 
     A key row of bfloat16 read as 32-bit words gives the pair layout of a packed panel without any conversion.
@@ -199,7 +199,17 @@ def _transpose(e: Emitter, rows: Any, words: Any, out: Any) -> None:
     e.loop(words, 8, [], step)
 
 
-def _copy_bytes(e: Emitter, source: Any, target: Any, n: Any) -> None:
+def _fill(e: Emitter, element: str, target: Any, n: Any, value: Any) -> None:
+    wide = e.splat(value)
+
+    def put(i: Any, state: list[Any]) -> list[Any]:
+        e.store(wide, e.add(target, e.mul(i, 4)))
+        return state
+
+    e.loop(n, _STEP, [], put)
+
+
+def _copy_bytes(e: Emitter, element: str, source: Any, target: Any, n: Any) -> None:
     """Move n bytes, a multiple of 32."""
     kind = ir.VectorType(I16, 16)
 
@@ -212,8 +222,8 @@ def _copy_bytes(e: Emitter, source: Any, target: Any, n: Any) -> None:
 
 rms_norm = kernel("rms_norm", "aaaaaf", "v", _rms_norm)
 rotate = kernel("rotate", "aaaa", "v", _rotate)
-narrow = kernel("narrow", "taaa", "v", _narrow)
-widen = kernel("widen", "taaa", "v", _widen)
+narrow = kernel("narrow", "aaa", "v", _narrow)
+widen = kernel("widen", "aaa", "v", _widen)
 scale = kernel("scale", "aaaf", "v", _scale)
 add = kernel("add", "aaa", "v", _add)
 mask_max = kernel("mask_max", "aaaa", "f", _mask_max)
@@ -221,4 +231,5 @@ exp_sum = kernel("exp_sum", "aaf", "f", _exp_sum)
 exp_one = kernel("exp_one", "f", "f", _exp_one)
 silu_mul = kernel("silu_mul", "aaaa", "v", _silu_mul)
 transpose = kernel("transpose", "aaa", "v", _transpose)
+fill = kernel("fill", "aaf", "v", _fill)
 copy_bytes = kernel("copy_bytes", "aaa", "v", _copy_bytes)

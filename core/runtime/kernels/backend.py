@@ -1,0 +1,139 @@
+"""The compiled kernels behind the `Backend` protocol: a whole step in one call, the plain path until they are ready.
+
+    bind -> compile (or load) and pack in a thread of their own -> forward takes over between two steps
+
+Keys and values keep the plain layout, so the change of path needs no copy of the cache. On a machine that has run
+before, compiled code comes from the user's cache folder and `bind` simply waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+
+from core.model_spec import ModelSpec
+from core.runtime.backend import KVCache, ModelWeights, StepBatch
+from core.runtime.kernels.compiler import cache_folder, unavailable_reason
+from core.runtime.plain_backend import PlainBackend
+
+if TYPE_CHECKING:
+    from core.runtime.kernels.fast_path import FastPath
+
+_LOG = logging.getLogger(__name__)
+_DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+_MARKER = "complete"
+
+
+def unsupported_reason(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
+    """Return "" if the kernels can run a model, else why not."""
+    if device.type != "cpu":
+        return f"the compiled kernels run on a CPU, not on {device}"
+    if dtype not in _DTYPES:
+        return f"the compiled kernels know bfloat16 and float32, not {dtype}"
+    if spec.num_experts:
+        return "the compiled kernels know dense models only"
+    if spec.head_dim % 16 or spec.hidden_size % 16:
+        return f"head_dim {spec.head_dim} and hidden_size {spec.hidden_size} must be multiples of 16"
+    if spec.num_heads // spec.num_kv_heads > 48:
+        return f"{spec.num_heads // spec.num_kv_heads} query heads share a KV head; at most 48 are supported"
+    return unavailable_reason()
+
+
+def create_backend(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, weight_dtype: str = "same", *, wait: bool | None = None
+) -> KernelBackend | None:
+    """Return a backend with compiled kernels, or None where they cannot run this model.
+
+    Args:
+        weight_dtype: "same" as the model, or "int8".
+        wait: True waits for the compiler in `bind`; False serves with the plain path meanwhile; None waits only if
+            the compiled code is in the cache already.
+    """
+    reason = unsupported_reason(spec, dtype, device)
+    if reason:
+        _LOG.info("plain path: %s", reason)
+        return None
+    if weight_dtype != "same":
+        return None
+    return KernelBackend(is_prepared() if wait is None else wait)
+
+
+def is_prepared() -> bool:
+    """True if this version's kernels have been compiled on this machine before."""
+    return not unavailable_reason() and (cache_folder() / _MARKER).exists()
+
+
+def prepare(dtypes: tuple[str, ...] = ("bfloat16", "float32")) -> None:
+    """Compile everything into the user's cache folder; at installation or before a test run."""
+    from core.runtime.kernels.fast_path import compile_all
+
+    compile_all(dtypes, 2)
+    (cache_folder() / _MARKER).touch()
+
+
+class KernelBackend(PlainBackend):
+    """Implements `core.runtime.backend.Backend`.
+
+    Args:
+        wait: compile in `bind` rather than beside the first steps.
+        threads: size of the team; 0 takes torch.get_num_threads().
+    """
+
+    def __init__(self, wait: bool = True, threads: int = 0) -> None:
+        super().__init__()
+        self._wait = wait
+        self._threads = threads or torch.get_num_threads()
+        self._job: threading.Thread | None = None
+        self._failure = ""
+        self._fast: FastPath | None = None
+        self._built: FastPath | None = None
+
+    @property
+    def name(self) -> str:
+        if self._fast is not None or self._built is not None:
+            return f"compiled kernels, {self._threads} threads"
+        return f"plain PyTorch ({self._failure or 'kernels are being compiled'})"
+
+    def bind(self, spec: ModelSpec, weights: ModelWeights) -> None:
+        super().bind(spec, weights)
+        self._job = threading.Thread(target=self._build, args=(spec, weights), name="kernel-compiler", daemon=True)
+        self._job.start()
+        if self._wait:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the kernels are compiled; the next step uses them."""
+        if self._job is not None:
+            self._job.join()
+
+    def bind_cache(self, cache: KVCache) -> None:
+        super().bind_cache(cache)
+        if self._fast is not None:
+            self._fast.bind_cache(cache)
+
+    def forward(self, batch: StepBatch) -> torch.Tensor | None:
+        """Run the step; the logits are overwritten by the next one unless they are few."""
+        if self._fast is None:
+            if self._built is None:
+                return None
+            self._fast, self._built = self._built, None
+            self._fast.release_plain_weights()
+            self._fast.bind_cache(self._cache)
+        return self._fast.run(batch)
+
+    def close(self) -> None:
+        self.wait()
+        self._fast = self._built = None
+        super().close()
+
+    def _build(self, spec: ModelSpec, weights: ModelWeights) -> None:
+        try:
+            from core.runtime.kernels.fast_path import FastPath
+
+            self._built = FastPath(spec, weights, _DTYPES[weights.embedding.dtype], self._threads)
+        except Exception as error:
+            self._failure = f"kernels failed to compile: {error}"
+            _LOG.exception("kernels failed to compile; the plain path goes on")

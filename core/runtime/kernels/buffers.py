@@ -1,0 +1,95 @@
+"""Activations of a step and the part of its description that changes from step to step.
+
+    items: (row, first token, tokens) with tokens * group <= ITEM_ROWS, long contexts first so that threads end together
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from core.model_spec import ModelSpec
+from core.runtime.backend import StepBatch
+from core.runtime.kernels.attention import ITEM_ROWS
+from core.runtime.kernels.description import Word
+from core.runtime.kernels.pack import padded
+
+Int32 = npt.NDArray[np.int32]
+
+
+def attention_items(batch: StepBatch, group: int) -> tuple[Int32, Int32, Int32]:
+    """Split the batch into attention items: (row, first token, number of tokens), most work first."""
+    counts = np.diff(batch.query_start)
+    most = ITEM_ROWS // group
+    pieces = -(-counts // most)
+    if len(counts) == 0 or pieces.max() <= 1:
+        order = np.argsort(-batch.context_lens.astype(np.int64) * counts, kind="stable").astype(np.int32)
+        return order, batch.query_start[:-1][order], counts[order].astype(np.int32)
+    rows = np.repeat(np.arange(len(counts), dtype=np.int32), pieces)
+    piece = np.arange(len(rows)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    first = batch.query_start[:-1][rows] + piece * most
+    tokens = np.minimum(counts[rows] - piece * most, most)
+    order = np.argsort(-(batch.context_lens[rows].astype(np.int64) * tokens), kind="stable")
+    return rows[order], first[order].astype(np.int32), tokens[order].astype(np.int32)
+
+
+class StepBuffers:
+    """Owns the activations; they grow to the largest step seen and are reused."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._capacity = 0
+        self._logits_capacity = 0
+        self._widths = {
+            Word.X: spec.hidden_size,
+            Word.NORMED: spec.hidden_size,
+            Word.QKV: padded(spec.q_size + 2 * spec.kv_size),
+            Word.ATTENDED: spec.q_size,
+            Word.ACTIVATED: padded(spec.intermediate_size),
+        }
+        self._activations: dict[Word, torch.Tensor] = {}
+        self._logits = torch.empty(0)
+        self._held: tuple[object, ...] = ()
+
+    def reserve(self, description: npt.NDArray[np.int64], tokens: int, logits: int) -> None:
+        """Make room and write the addresses of the activations into the description."""
+        if tokens > self._capacity:
+            self._capacity = max(tokens, 2 * self._capacity, 16)
+            for word, width in self._widths.items():
+                self._activations[word] = torch.zeros(self._capacity, width)
+                description[word] = self._activations[word].data_ptr()
+            description[Word.QKV_STRIDE] = self._widths[Word.QKV]
+            description[Word.ACTIVATED_STRIDE] = self._widths[Word.ACTIVATED]
+        if logits > self._logits_capacity:
+            self._logits_capacity = max(logits, 2 * self._logits_capacity)
+            self._logits = torch.zeros(self._logits_capacity, padded(self._spec.vocab_size))
+            description[Word.LOGITS] = self._logits.data_ptr()
+            description[Word.LOGITS_STRIDE] = self._logits.shape[1]
+
+    def write_batch(self, description: npt.NDArray[np.int64], batch: StepBatch) -> None:
+        """Write counts and addresses of the batch's arrays; they are kept alive until the next step."""
+        rows, first, tokens = attention_items(batch, self._spec.num_heads // self._spec.num_kv_heads)
+        arrays: dict[Word, npt.NDArray[np.generic]] = {
+            Word.TOKEN_IDS: np.ascontiguousarray(batch.token_ids, np.int32),
+            Word.POSITIONS: np.ascontiguousarray(batch.positions, np.int32),
+            Word.SLOT_MAPPING: np.ascontiguousarray(batch.slot_mapping, np.int64),
+            Word.BLOCK_TABLES: np.ascontiguousarray(batch.block_tables, np.int32),
+            Word.CONTEXT_LENS: np.ascontiguousarray(batch.context_lens, np.int32),
+            Word.LOGITS_INDICES: np.ascontiguousarray(batch.logits_indices, np.int64),
+            Word.ITEM_ROW: rows,
+            Word.ITEM_FIRST: first,
+            Word.ITEM_TOKENS: tokens,
+        }
+        for word, array in arrays.items():
+            description[word] = array.ctypes.data
+        description[Word.TOKENS] = batch.num_tokens
+        description[Word.TABLE_BYTES] = arrays[Word.BLOCK_TABLES].strides[0]
+        description[Word.ITEMS] = len(rows)
+        description[Word.LOGITS_COUNT] = len(batch.logits_indices)
+        description[Word.READ_ALL] = int(batch.padded)
+        self._held = tuple(arrays.values())
+
+    def logits(self, count: int) -> torch.Tensor:
+        """The logits of the step just run, float32 [count, vocab_size]; overwritten by the next step."""
+        return self._logits[:count, : self._spec.vocab_size]
