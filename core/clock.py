@@ -32,6 +32,39 @@ class WallClock:
         return None
 
 
+class PausableClock(WallClock):
+    """Wall time, s, that can be held: while it is paused nothing ages and no arrival comes due.
+
+    One thread pauses, resumes and moves it; any thread may read it.
+    """
+
+    def __init__(self) -> None:
+        self._offset_s = 0.0
+        self._held_s: float | None = None
+
+    def now(self) -> float:
+        held_s = self._held_s
+        return super().now() - self._offset_s if held_s is None else held_s
+
+    def pause(self) -> None:
+        """Hold the present time; harmless if it is held."""
+        self._held_s = self.now()
+
+    def resume(self) -> None:
+        """Go on from the time that was held; harmless if it runs."""
+        if self._held_s is not None:
+            self._offset_s = super().now() - self._held_s
+            self._held_s = None
+
+    def advance_to(self, time_s: float) -> None:
+        """Jump forward to `time_s`; a time in the past leaves the clock where it is."""
+        ahead_s = time_s - self.now()
+        if ahead_s > 0:
+            self._offset_s -= ahead_s
+            if self._held_s is not None:
+                self._held_s = time_s
+
+
 class VirtualClock:
     """A clock that moves only when told to: the executor adds what a step would have cost."""
 

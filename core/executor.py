@@ -7,7 +7,7 @@ its own), `sim_executor` (cost model, moves a virtual clock), `replay` (a record
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from core.model_spec import ModelSpec
 from core.outputs import ModelRunnerOutput, SchedulerOutput
@@ -61,4 +61,26 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free memory and processes; calling it twice is harmless."""
+        ...
+
+
+@runtime_checkable
+class RemoteExecutor(Protocol):
+    """What an executor in another process offers to whoever runs the loop, beside `Executor`."""
+
+    @property
+    def progress(self) -> str:
+        """What a loading process does; "" once it is ready."""
+        ...
+
+    def poll_ready(self, timeout_s: float = 0.0) -> bool:
+        """Look after the process between steps; True if a step would not have to wait for a load.
+
+        Raises:
+            ExecutorError: if it has failed for good or was closed.
+        """
+        ...
+
+    def revive(self) -> None:
+        """Start a process again after a failure for good; harmless otherwise."""
         ...

@@ -190,6 +190,18 @@ class WorkerExecutor:
                 raise
             self._unreported = None  # all is forgotten by request, nothing is left to report
 
+    def revive(self) -> None:
+        """Start a worker again after the restarts were used up; the cache is empty. Harmless while one runs."""
+        with self._lock:
+            if self._failure is None or self._closing:
+                return
+            self._process.close()
+            self._failure = None
+            self._restart_times_s.clear()
+            self._restarts += 1
+            self._progress = "starting the worker process again"
+            self._process = WorkerProcess(self._config, self._builder)
+
     def close(self) -> None:
         """End the worker within a few seconds, even in the middle of a step; calling it twice is harmless."""
         self._closing = True
