@@ -182,7 +182,8 @@ class InputBatch:
             used = -(-int(ends[index]) // self.block_size)
             tables[index, :used] = self.block_tables[row, :used]
         first = np.arange(height) * width
-        wanted = np.concatenate(((first[: len(rows)] + counts - 1)[samples], first[len(rows) :]))
+        held = first[len(rows) :] if samples.any() else first[:0]  # a real padded batch computes logits for them too
+        wanted = np.concatenate(((first[: len(rows)] + counts - 1)[samples], held))
         return StepBatch(
             token_ids=token_ids.ravel(),
             positions=positions.ravel(),
