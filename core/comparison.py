@@ -1,0 +1,181 @@
+"""A failure mode shown live: the same seeded load twice on the engine, once sick and once cured.
+
+    reset + sick knobs + load  ->  until idle  ->  reset + cured knobs + load  ->  until idle  ->  old knobs again
+
+Runs in a thread of its own, gives only commands that a person could give, and holds nothing that the engine
+waits for. A page polls `state`.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+
+from core.clock import Clock, WallClock
+from core.commands import CommandResult
+from core.config import CacheConfig, SchedulerConfig
+from core.detectors import DETECTORS, Verdict
+from core.errors import BatchscopeError, ControlRefused
+from core.failure_modes import FailureMode
+from core.live import LiveEngine
+from core.load_spec import LoadSpec
+from core.records import RequestRecord, StepRecord
+from core.run_summary import RunSummary, improvement, summarise
+
+POLL_S = 0.05
+LIMIT_S = 240.0
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One of the two runs: its steps, its ended requests, what the detector says, and the summary."""
+
+    scheduler: SchedulerConfig
+    cache: CacheConfig
+    load: LoadSpec
+    records: tuple[StepRecord, ...]
+    requests: tuple[RequestRecord, ...]
+    verdict: Verdict
+    summary: RunSummary
+
+
+@dataclass(frozen=True)
+class ComparisonState:
+    """How far a comparison is.
+
+    Attributes:
+        phase: "before", "after", "done", "failed" or "cancelled".
+        done, total: ended and expected requests of the run under way.
+        before, after: results, None until they are there.
+        improvement: how many times better the cured run is in the mode's figure.
+    """
+
+    mode: FailureMode
+    phase: str = "before"
+    done: int = 0
+    total: int = 0
+    message: str = ""
+    before: RunResult | None = None
+    after: RunResult | None = None
+    improvement: float | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.phase in ("before", "after")
+
+
+@dataclass(frozen=True)
+class _Old:
+    """What to restore afterwards."""
+
+    scheduler: SchedulerConfig
+    cache: CacheConfig
+    load: LoadSpec | None
+    paused: bool
+
+
+class Comparison:
+    """One comparison on one live engine.
+
+    Args:
+        live: the engine; the calling session must have control of it.
+        session_id: in whose name the commands are given.
+        cure_too: False runs only the sick half.
+    """
+
+    def __init__(
+        self, live: LiveEngine, mode: FailureMode, *, session_id: str, cure_too: bool = True, clock: Clock | None = None
+    ) -> None:
+        self._live = live
+        self._session = session_id
+        self._cure_too = cure_too
+        self._clock = clock or WallClock()
+        self._cancelled = threading.Event()
+        self.state = ComparisonState(mode)
+        self._thread = threading.Thread(target=self._run, name="comparison", daemon=True)
+
+    def start(self) -> None:
+        """Begin; returns at once.
+
+        Raises:
+            ControlRefused: if this session has no control.
+        """
+        self._live.heartbeat(self._session)
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """End after the command under way; the old knobs come back."""
+        self._cancelled.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end; False if it did not come in time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        picture = self._live.latest()
+        old = _Old(picture.config.scheduler, picture.config.cache, self._live.load, picture.state == "paused")
+        try:
+            before = self._one_run(cured=False)
+            self.state = replace(self.state, before=before, phase="after" if self._cure_too else "done")
+            if self._cure_too:
+                after = self._one_run(cured=True)
+                gain = improvement(before.summary, after.summary, self.state.mode.compare)
+                self.state = replace(self.state, after=after, improvement=gain, phase="done")
+        except _Cancelled:
+            self.state = replace(self.state, phase="cancelled", message="cancelled; the former settings are back")
+        except BatchscopeError as error:
+            self.state = replace(self.state, phase="failed", message=str(error))
+        finally:
+            self._restore(old)
+
+    def _restore(self, old: _Old) -> None:
+        try:
+            self._live.configure(
+                session_id=self._session, scheduler=old.scheduler, cache=old.cache, load=old.load, reset=True, wait_s=30.0
+            )
+            if old.paused:
+                self._live.pause(session_id=self._session)
+        except BatchscopeError as error:
+            self.state = replace(
+                self.state, message=f"{self.state.message} The former settings did not come back: {error}".strip()
+            )
+
+    def _accepted(self, result: CommandResult) -> None:
+        if not result.accepted:
+            raise ControlRefused(result.message)
+
+    def _one_run(self, *, cured: bool) -> RunResult:
+        """Run the load once under one set of knobs, from an empty engine to the last request's end."""
+        live, session = self._live, self._session
+        scheduler, cache, load = self.state.mode.configs(cured)
+        total = load.total_requests or 0
+        self.state = replace(self.state, done=0, total=total)
+        live.heartbeat(session)
+        self._accepted(live.configure(session_id=session, scheduler=scheduler, cache=cache, load=load, reset=True, wait_s=30.0))
+        self._accepted(live.start(session_id=session))
+        records, requests = self._follow(total)
+        verdict = DETECTORS[self.state.mode.detector](records)
+        return RunResult(scheduler, cache, load, records, requests, verdict, summarise(records, requests))
+
+    def _follow(self, total: int) -> tuple[tuple[StepRecord, ...], tuple[RequestRecord, ...]]:
+        """Wait until every request of the load has ended."""
+        live = self._live
+        end_s = self._clock.now() + LIMIT_S
+        while True:
+            counts = live.load_counts
+            self.state = replace(self.state, done=counts.ended + counts.refused)
+            if counts.ended + counts.refused >= total and live.latest().num_running == 0:
+                break
+            if self._cancelled.wait(POLL_S):
+                raise _Cancelled
+            if not live.is_alive or live.latest().state == "failed":
+                raise ControlRefused(f"the engine stopped: {live.latest().message or 'no message'}")
+            if self._clock.now() > end_s:
+                raise ControlRefused(f"{counts.ended} of {total} requests ended within {LIMIT_S:.0f} s; this machine is too slow")
+            live.heartbeat(self._session)
+        return live.history(-1), live.requests()  # the engine was reset: all of history is this run
+
+
+class _Cancelled(Exception):
+    """Leaves the runs; never leaves this module."""
