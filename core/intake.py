@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from core.engine_commands import Submit
 from core.errors import RefusalReason, RequestRefused
@@ -29,25 +30,31 @@ def token_ids_of(request_id: str, prompt: Prompt, tokenizer: TextCodec | None) -
     Raises:
         RequestRefused: for an empty text, text without a tokenizer, or ids that are not whole numbers.
     """
-    if isinstance(prompt, str):
-        if not prompt:
-            raise refuse(request_id, RefusalReason.EMPTY_PROMPT, "the prompt is an empty text; give at least one character")
-        if tokenizer is None:
-            shown = prompt[:PROMPT_SHOWN_CHARACTERS]
-            raise refuse(
-                request_id,
-                RefusalReason.BAD_FIELD,
-                f"the prompt is text ({shown!r}) but this engine has no tokenizer; give token ids",
-            )
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as error:
-            raise refuse(
-                request_id,
-                RefusalReason.BAD_FIELD,
-                f"the prompt is not valid Unicode: half a surrogate pair at character {error.start}; send well-formed text",
-            ) from None
-        return tuple(tokenizer.encode(prompt))
+    return _encode(request_id, prompt, tokenizer) if isinstance(prompt, str) else _checked_ids(request_id, prompt)
+
+
+def _encode(request_id: str, text: str, tokenizer: TextCodec | None) -> tuple[int, ...]:
+    if not text:
+        raise refuse(request_id, RefusalReason.EMPTY_PROMPT, "the prompt is an empty text; give at least one character")
+    if tokenizer is None:
+        shown = text[:PROMPT_SHOWN_CHARACTERS]
+        raise refuse(
+            request_id,
+            RefusalReason.BAD_FIELD,
+            f"the prompt is text ({shown!r}) but this engine has no tokenizer; give token ids",
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise refuse(
+            request_id,
+            RefusalReason.BAD_FIELD,
+            f"the prompt is not valid Unicode: half a surrogate pair at character {error.start}; send well-formed text",
+        ) from None
+    return tuple(tokenizer.encode(text))
+
+
+def _checked_ids(request_id: str, prompt: object) -> tuple[int, ...]:
     if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
         raise refuse(
             request_id, RefusalReason.BAD_FIELD, f"the prompt is a {type(prompt).__name__}; give text or a list of token ids"
@@ -76,14 +83,24 @@ def check_fields(command: Submit, tokenizer: TextCodec | None) -> None:
     need(whole, bad, f"priority is {command.priority!r}; give a whole number (lower is better)")
     for name, value in (("slo.ttft_s", command.slo.ttft_s), ("slo.itl_s", command.slo.itl_s)):
         need(value is None or value > 0, bad, f"{name} is {value!r}; give a number of seconds above 0, or none")
-    if not isinstance(command.sampling, SamplingParams):
-        found = type(command.sampling).__name__
-        raise refuse(command.request_id, RefusalReason.BAD_SAMPLING, f"sampling is a {found}; give SamplingParams")
+    sampling: object = command.sampling
+    found = type(sampling).__name__
+    need(isinstance(sampling, SamplingParams), RefusalReason.BAD_SAMPLING, f"sampling is a {found}; give SamplingParams")
     need(
         tokenizer is not None or not command.sampling.stop,
         RefusalReason.BAD_SAMPLING,
         "stop strings need text, but this engine has no tokenizer; use stop_token_ids",
     )
+
+
+def submission(command: Submit, prompt: Prompt, tokenizer: TextCodec | None) -> Submit:
+    """A submission with its prompt as token ids, checked as far as the arguments alone allow.
+
+    Raises:
+        RequestRefused: naming the field and what was found.
+    """
+    check_fields(command, tokenizer)
+    return replace(command, prompt_token_ids=token_ids_of(command.request_id, prompt, tokenizer))
 
 
 def request_of(command: Submit, now_s: float) -> Request:
@@ -102,7 +119,7 @@ def request_of(command: Submit, now_s: float) -> Request:
     )
 
 
-def spread(name: str, values: object, count: int) -> list[object]:
+def spread(name: str, values: object, count: int) -> list[Any]:
     """One value for each of `count` prompts: a list of that length as it is, anything else repeated.
 
     Raises:
@@ -117,8 +134,3 @@ def spread(name: str, values: object, count: int) -> list[object]:
             )
         return list(values)
     return [values] * count
-
-
-def with_max_tokens(sampling: SamplingParams, max_tokens: int) -> SamplingParams:
-    """The same sampling with another output limit."""
-    return replace(sampling, max_tokens=max_tokens)

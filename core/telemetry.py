@@ -24,6 +24,7 @@ WINDOW_S = 10.0
 MAX_WINDOW_STEPS = 4096
 RECENT_REQUESTS = 200
 KEPT_REQUESTS = 2048
+KEPT_GAPS = 200_000
 
 
 @dataclass(slots=True)
@@ -57,6 +58,7 @@ class RateWindow:
         self.window_s = window_s
         self._entries: deque[_Entry] = deque()
         self._ends_s: deque[tuple[float, bool | None]] = deque()
+        self._is_full = False  # steps have left because of their age
         self.sums = WindowSums()
 
     def add(self, record: StepRecord, queried_tokens: int) -> None:
@@ -80,6 +82,7 @@ class RateWindow:
         self._count(entry, 1)
         while len(self._entries) > MAX_WINDOW_STEPS:
             self._count(self._entries.popleft(), -1)
+            self._is_full = False
 
     def _count(self, entry: _Entry, sign: int) -> None:
         s = self.sums
@@ -103,17 +106,24 @@ class RateWindow:
             self._ends_s.popleft()
 
     def move_to(self, now_s: float) -> float:
-        """Drop what is older than the window; return the seconds that the window spans."""
+        """Drop what is older than the window; return the seconds that the sums are over.
+
+        That is the window's length, or the time since the first step after a rest, with the whole of a step that
+        lies across the edge.
+        """
         oldest_s = now_s - self.window_s
         entries = self._entries
         while entries and entries[0][0] <= oldest_s:
             self._count(entries.popleft(), -1)
+            self._is_full = True
         while self._ends_s and self._ends_s[0][0] <= oldest_s:
             self._ends_s.popleft()
         if not entries:
             self.sums = WindowSums()
+            self._is_full = False
             return 0.0
-        return min(self.window_s, now_s - (entries[0][0] - entries[0][1]))
+        since_first_s = now_s - (entries[0][0] - entries[0][1])
+        return max(self.window_s, since_first_s) if self._is_full else since_first_s
 
     def ends(self) -> tuple[int, int, int]:
         """(finished, with an SLO, that met it) in the window."""
@@ -124,6 +134,7 @@ class RateWindow:
         """Forget everything."""
         self._entries.clear()
         self._ends_s.clear()
+        self._is_full = False
         self.sums = WindowSums()
 
 
@@ -140,7 +151,8 @@ class Telemetry:
         self.window = RateWindow(window_s)
         self.latency = LatencyTracker()
         self.ceilings: RooflineCeilings | None = None
-        self._requests: deque[RequestRecord] = deque(maxlen=KEPT_REQUESTS)
+        self._requests: deque[RequestRecord] = deque()
+        self._kept_gaps = 0
         self._recent: tuple[RequestRecord, ...] | None = ()
 
     def on_step(self, record: StepRecord, queried_tokens: int) -> None:
@@ -156,12 +168,15 @@ class Telemetry:
         if request.finish_reason not in (FinishReason.CANCELLED, FinishReason.REFUSED):
             self.window.end(record.finished_s, record.slo_met)
         self._requests.append(record)
+        self._kept_gaps += len(record.itl_s)
+        while len(self._requests) > KEPT_REQUESTS or self._kept_gaps > KEPT_GAPS:
+            self._kept_gaps -= len(self._requests.popleft().itl_s)
         self._recent = None
         return record
 
     @property
     def requests(self) -> tuple[RequestRecord, ...]:
-        """Ended requests, newest first, at most KEPT_REQUESTS."""
+        """Ended requests, newest first, at most KEPT_REQUESTS with KEPT_GAPS token gaps in all."""
         return tuple(reversed(self._requests))
 
     def recent_requests(self) -> tuple[RequestRecord, ...]:
@@ -176,6 +191,7 @@ class Telemetry:
         self.window.clear()
         self.latency = LatencyTracker()
         self._requests.clear()
+        self._kept_gaps = 0
         self._recent = ()
 
     def kpis(self, now_s: float, *, idle: bool, fragmentation: float) -> Kpis:
