@@ -416,7 +416,7 @@ class FakeRun:
             num_waiting=len(waiting),
             num_preempted=len(preempted),
             running=tuple(r.view(self.now_s) for r in self.running),
-            waiting=tuple(r.view(self.now_s, why.get(r.request_id, "behind the head of the queue")) for r in waiting),
+            waiting=tuple(r.view(self.now_s, why.get(r.request_id, "")) for r in waiting),
             preempted=tuple(r.view(self.now_s, why.get(r.request_id, "waits for memory to recompute")) for r in preempted),
             ended=tuple(r.view(self.now_s) for r in self.ended),
             blocks=self.blocks(),

@@ -21,6 +21,7 @@ from core.charts.style import Theme
 from core.records import StepRecord
 
 MAX_STEPS = 600
+HEADROOM = 1.2  # of the budget: the strip above the line holds the marks
 HOW_TO_ZOOM = "Scroll to zoom, drag to pan, double click to follow again."
 _MARKS = ("admitted", "preempted", "finished")
 _PARTS = ("schedule", "prepare", "forward", "sample", "transfer", "update")
@@ -95,6 +96,7 @@ def _stack(series: Sequence[str], colours: Sequence[str], unit: str, theme: Them
                 "type": "quantitative",
                 "stack": "zero",
                 "title": unit,
+                "scale": {"nice": False},
                 "axis": {"tickCount": 5, "grid": True},
             },
             "color": {
@@ -115,9 +117,9 @@ def _rank(series: Sequence[str]) -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def composition_spec(theme: Theme, height: int = 230) -> dict[str, Any]:
-    """Stacked tokens by kind under the budget line, with marks above the plot for what happened in a step."""
+    """Stacked tokens by kind under the budget line, with marks in the strip above it for what happened in a step."""
     series = ("decode", "prefill", "padding", "idle")
-    quiet = "#2A323B" if theme.name == "dark" else "#E3E7EC"
+    quiet = "#343E49" if theme.name == "dark" else "#DCE1E7"
     colours = [theme.decode, style.PREFILL, style.IDLE, quiet]
     stack = _stack(series, colours, "tokens in the step", theme)
     stack["transform"].append(_rank(series))
@@ -126,7 +128,12 @@ def composition_spec(theme: Theme, height: int = 230) -> dict[str, Any]:
         "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.2, "color": theme.text},
         "encoding": {"x": _step_axis(), "y": {"field": "budget", "type": "quantitative"}},
     }
-    marks = [_event_layer(kind, y, theme) for kind, y in zip(_MARKS, (-32, -20, -8), strict=True)]
+    headroom = {
+        "transform": [{"calculate": f"datum.budget * {HEADROOM}", "as": "top"}],
+        "mark": {"type": "point", "opacity": 0, "size": 0},
+        "encoding": {"x": _step_axis(), "y": {"field": "top", "type": "quantitative"}},
+    }
+    marks = [_event_layer(kind, y, theme) for kind, y in zip(_MARKS, (6, 17, 28), strict=True)]
     hover = {
         "mark": {"type": "rule", "strokeWidth": 3, "opacity": 0},
         "encoding": {
@@ -140,8 +147,7 @@ def composition_spec(theme: Theme, height: int = 230) -> dict[str, Any]:
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "height": height,
-        "padding": {"left": 4, "right": 8, "top": 34, "bottom": 4},
-        "layer": [stack, budget, *marks, hover],
+        "layer": [stack, budget, headroom, *marks, hover],
         "config": style.vega_config(theme),
     }
 

@@ -74,6 +74,16 @@ def seconds(value: float | None) -> str:
     return f"{minutes // 60}{THIN}h {minutes % 60:02d}{THIN}min"
 
 
+def short_span(value: float | None) -> str:
+    """A time span for a narrow column: 12.3 s, 6.08 min, 1.20 h."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    for size, unit in ((3600.0, "h"), (60.0, "min")):
+        if abs(value) >= 1.5 * size:
+            return f"{figures(value / size)}{THIN}{unit}"
+    return si(value, "s")
+
+
 def percent(share: float | None) -> str:
     """A share of 1 as a percentage; below 100 % is never rounded up to 100 %."""
     if share is None or not math.isfinite(share):

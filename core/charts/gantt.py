@@ -18,10 +18,11 @@ import pandas as pd
 
 from core.charts import style
 from core.charts.style import Theme
-from core.snapshot import RequestView
+from core.snapshot import EngineSnapshot, RequestView
 
 MAX_LANES = 60
 LANE_PX = 8
+MAX_QUEUED = 8
 PHASES = ("queue", "prefill", "decode", "preempted")
 
 
@@ -48,12 +49,19 @@ def _without(span: tuple[str, float, float], lost: Sequence[tuple[float, float]]
     return [*out, (phase, start, end)]
 
 
-def gantt_frame(rows: Sequence[RequestView], now_s: float, max_lanes: int = MAX_LANES) -> pd.DataFrame:
-    """Spans of the requests that arrived last, newest at the bottom."""
-    shown = sorted(rows, key=lambda r: (r.arrival_s, r.request_id))[-max_lanes:]
+def lanes(snapshot: EngineSnapshot, max_lanes: int = MAX_LANES) -> list[RequestView]:
+    """All that run or are preempted, the head of the queue, and as many of the newest ended ones as have room."""
+    live = [*snapshot.running, *snapshot.preempted, *snapshot.waiting[:MAX_QUEUED]]
+    room = max(max_lanes - len(live), 0)
+    ended = [row for row in snapshot.ended if row.status != "refused"]
+    return sorted([*live, *ended[:room]], key=lambda r: (r.arrival_s, r.request_id))[-max_lanes:]
+
+
+def gantt_frame(rows: Sequence[RequestView], now_s: float) -> pd.DataFrame:
+    """Spans of the requests, one lane each in the given order."""
     spans = [
         (lane, row.request_id, row.tenant, phase, start, end)
-        for lane, row in enumerate(shown)
+        for lane, row in enumerate(rows)
         for phase, start, end in spans_of(row, now_s)
     ]
     return pd.DataFrame(spans, columns=["lane", "request", "tenant", "phase", "from_s", "to_s"])
@@ -62,7 +70,7 @@ def gantt_frame(rows: Sequence[RequestView], now_s: float, max_lanes: int = MAX_
 @lru_cache(maxsize=4)
 def gantt_spec(theme: Theme) -> dict[str, Any]:
     """Lanes as thin bars; zooms and pans in time only."""
-    quiet = "#39424D" if theme.name == "dark" else "#CBD2DA"
+    quiet = "#46515D" if theme.name == "dark" else "#CBD2DA"
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "height": LANE_PX * MAX_LANES,

@@ -70,6 +70,11 @@ def span_of(history: Sequence[StepRecord]) -> str:
     return f"{formats.step_range(history[0].step, history[-1].step)} · {' and '.join(kinds)}"
 
 
+def kind_of(snapshot: EngineSnapshot) -> str:
+    """measured, predicted or replayed."""
+    return snapshot.info.kind if snapshot.info else "measured"
+
+
 def figure_head(title: str, aside: str = "", *, how: str = "") -> None:
     """Title of a figure, its range and kind at the right, and how to read it underneath.
 
