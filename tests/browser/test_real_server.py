@@ -1,0 +1,52 @@
+"""A new user's first minutes: the real server, the real model, every page in a browser."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import PICTURES, Dashboard, open_page, status_bar, step_number, wait_for_tokens
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
+
+PAGES = {
+    "": "continuous batching",
+    "live": "What is in the batch",
+    "kv_blocks": "block",
+    "roofline": "roof",
+    "prompt": "",
+}
+
+
+def test_tokens_flow_soon_after_the_start(page: Page, dashboard: Dashboard) -> None:
+    open_page(page, dashboard, "live", PAGES["live"])
+    wait_for_tokens(page)
+    print(f"tokens flow {time.monotonic() - dashboard.started_s:.1f} s after the start")
+    first = step_number(page)
+    end_s = time.monotonic() + 20
+    while step_number(page) <= first and time.monotonic() < end_s:
+        time.sleep(0.2)
+    assert step_number(page) > first, "the page stands still while the engine runs"
+
+
+@pytest.mark.parametrize("path", sorted(PAGES))
+def test_every_page_shows_the_live_engine(path: str, page: Page, dashboard: Dashboard) -> None:
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    open_page(page, dashboard, path, PAGES[path])
+    wait_for_tokens(page)
+    page.wait_for_timeout(3000)
+    assert "SmolLM2-135M" in status_bar(page)
+    expect(page.get_by_text("This page failed")).to_have_count(0)
+    expect(page.locator("[data-testid=stException]")).to_have_count(0)
+    assert errors == []
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=PICTURES / f"{path or 'home'}.png")
+
+
+def test_the_log_is_clean(dashboard: Dashboard) -> None:
+    log = dashboard.output()
+    for word in ("Traceback", "missing ScriptRunContext", "Exception in thread"):
+        assert word not in log, log[-4000:]
