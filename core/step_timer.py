@@ -1,0 +1,201 @@
+"""Seconds of a step from its composition: the published roofline of a device, or a law fitted to measured steps.
+
+    fitted:  t = fixed + row * rows
+               + law(T) * layer parameters + law(S) * head parameters        T query tokens, S sampled rows
+               + a * KV bytes read + b * attention FLOPs + swap * swapped bytes
+
+`law(n)` is the time a matrix parameter takes for n rows, s: level while memory sets the pace, then rising with the
+arithmetic; piecewise linear, never falling, over rows 1, 2, 4, ... Because every term is a time for a byte, a FLOP or a
+parameter, a law fitted on one model prices another model on the same machine. A step with more work never costs less.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from core.cost_model import CostModel, StepComposition, StepCost, experts_touched
+from core.devices import DeviceSpec
+from core.errors import ConfigError
+from core.outputs import StepTiming
+from core.roofline import ATTAINABLE, Efficiency, bandwidth_for, model_time
+from core.step_composition import NO_WORK
+
+KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+class StepTimer(Protocol):
+    """Predicts the seconds of a step."""
+
+    @property
+    def label(self) -> str:
+        """What the prediction rests on, for pages."""
+        ...
+
+    def predict(self, composition: StepComposition) -> StepTiming:
+        """Seconds of a step: `prepare_s` holds the cost outside the forward pass."""
+        ...
+
+
+class RooflineTimer:
+    """max(FLOPs / peak, bytes / bandwidth) + communication + swap + overhead, at attainable shares of the ceilings."""
+
+    def __init__(self, model: CostModel, device: DeviceSpec, efficiency: Efficiency = ATTAINABLE) -> None:
+        self.model = model
+        self.device = device
+        self.efficiency = efficiency
+
+    @property
+    def label(self) -> str:
+        return f"roofline of {self.device.name}, {self.efficiency.source}"
+
+    def predict(self, composition: StepComposition) -> StepTiming:
+        """Price one step."""
+        time = model_time(self.model, self.device, self.model.cost(composition), self.efficiency)
+        return StepTiming(prepare_s=time.overhead_s, forward_s=time.total_s - time.overhead_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCoefficients:
+    """A fitted law; all figures are at least 0.
+
+    Attributes:
+        fixed_s, row_s: time of a step and of a row that does not depend on the model.
+        law_s: seconds a matrix parameter at each of KNOTS rows, never falling; beyond the last the last slope goes on.
+        kv_byte_s, attention_flop_s, swap_byte_s: seconds a byte, a FLOP, a byte.
+        host_fixed_s, host_row_s, host_token_s: the part of a step outside the forward pass (beside the above).
+    """
+
+    fixed_s: float
+    row_s: float
+    law_s: tuple[float, ...]
+    kv_byte_s: float
+    attention_flop_s: float
+    swap_byte_s: float
+    host_fixed_s: float = 0.0
+    host_row_s: float = 0.0
+    host_token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(self.law_s) != len(KNOTS):
+            raise ConfigError(f"a law has {len(KNOTS)} values, one for each of {KNOTS}; found {len(self.law_s)}")
+        values = (*self.law_s, self.fixed_s, self.row_s, self.kv_byte_s, self.attention_flop_s, self.swap_byte_s)
+        if not all(v >= 0.0 for v in (*values, self.host_fixed_s, self.host_row_s, self.host_token_s)):
+            raise ConfigError("a coefficient is below 0 or not a number; a step with more work must not cost less")
+        if any(b < a for a, b in zip(self.law_s, self.law_s[1:], strict=False)):
+            raise ConfigError("the law falls with more rows; a step with more work must not cost less")
+
+    def law(self, rows: int) -> float:
+        """Seconds a matrix parameter takes for `rows` rows."""
+        if rows <= 0:
+            return 0.0
+        at = min(bisect_right(KNOTS, rows), len(KNOTS) - 1)
+        low, high = KNOTS[at - 1], KNOTS[at]
+        base = self.law_s[at - 1]
+        return base + (self.law_s[at] - base) * (rows - low) / (high - low)
+
+    def effective_bandwidth(self, rows: int, parameter_bytes: float) -> float:
+        """Bytes/s at which `rows` rows read the weights."""
+        return parameter_bytes / self.law(rows)
+
+    def effective_flops(self, rows: int) -> float:
+        """FLOP/s of the matrix products for `rows` rows."""
+        return 2.0 * rows / self.law(rows)
+
+
+def roofline_coefficients(device: DeviceSpec, parameter_bytes: float, working_set_bytes: float) -> StepCoefficients:
+    """The law that the two ceilings give: max(bytes / bandwidth, 2 * rows / peak) a parameter; what a fit starts from."""
+    bandwidth = bandwidth_for(device, working_set_bytes)
+    return StepCoefficients(
+        fixed_s=0.0,
+        row_s=0.0,
+        law_s=tuple(max(parameter_bytes / bandwidth, 2.0 * n / device.peak_flops) for n in KNOTS),
+        kv_byte_s=1.0 / device.memory_bandwidth,
+        attention_flop_s=1.0 / device.peak_flops,
+        swap_byte_s=1.0 / (device.host_bandwidth or device.memory_bandwidth),
+        host_fixed_s=device.step_overhead_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LinearTerms:
+    """Parameters that a step's rows meet: what the law is multiplied with.
+
+    For a mixture of experts the weights of all touched experts are read, but a token meets only its own.
+    """
+
+    read: float
+    met: float
+    head: float
+
+
+class CalibratedTimer:
+    """A fitted law on one model."""
+
+    def __init__(self, model: CostModel, coefficients: StepCoefficients, source: str = "fitted to measured steps") -> None:
+        self.model = model
+        self.coefficients = coefficients
+        self.source = source
+        spec = model.spec
+        self._head = spec.head_parameters / model.tensor_parallel
+        self._met = model.layer_flops_per_token / 2.0
+        self._expert = spec.num_layers * spec.mlp_parameters_per_expert / model.tensor_parallel if spec.num_experts else 0.0
+        self._dense = self._met - self._expert * spec.num_experts_per_tok
+
+    @property
+    def label(self) -> str:
+        return self.source
+
+    def for_model(self, model: CostModel) -> CalibratedTimer:
+        """The same machine running another model."""
+        return CalibratedTimer(model, self.coefficients, self.source)
+
+    def predict(self, composition: StepComposition) -> StepTiming:
+        """Price one step."""
+        run = composition.padded_sums(self.model.spec.sliding_window)
+        if run == NO_WORK:
+            return StepTiming(prepare_s=self.coefficients.host_fixed_s)
+        c, model = self.coefficients, self.model
+        forward = c.fixed_s + c.row_s * run.rows + self._linear_s(run.query_tokens) + self._head * c.law(run.sampled)
+        forward += c.kv_byte_s * (model.kv_read_per_token * run.context_tokens + composition.copy_bytes)
+        forward += c.attention_flop_s * model.attention_flops_per_pair * run.attended_tokens
+        host = c.host_fixed_s + c.host_row_s * run.rows + c.host_token_s * run.query_tokens
+        return StepTiming(prepare_s=host + c.swap_byte_s * composition.swap_bytes, forward_s=forward)
+
+    def _linear_s(self, tokens: int) -> float:
+        c = self.coefficients
+        if not self._expert:
+            return self._met * c.law(tokens)
+        spec = self.model.spec
+        read = self._dense + self._expert * experts_touched(spec.num_experts, spec.num_experts_per_tok, tokens)
+        return read * c.law(1) + self._met * (c.law(tokens) - c.law(1))
+
+
+class SlowedTimer:
+    """Another timer's prediction times a factor; for sensitivity ("what if each step took 10 % longer")."""
+
+    def __init__(self, timer: StepTimer, factor: float) -> None:
+        if not factor > 0:
+            raise ConfigError(f"a step cannot take {factor} times as long; give a number above 0")
+        self._timer, self._factor = timer, factor
+
+    @property
+    def label(self) -> str:
+        return f"{self._timer.label}, times {self._factor:g}"
+
+    def predict(self, composition: StepComposition) -> StepTiming:
+        """Price one step."""
+        t = self._timer.predict(composition)
+        return replace(t, prepare_s=t.prepare_s * self._factor, forward_s=t.forward_s * self._factor)
+
+
+def step_seconds(timing: StepTiming) -> float:
+    """All seconds of a predicted step."""
+    return timing.prepare_s + timing.forward_s + timing.sample_s + timing.transfer_s
+
+
+def cost_of(timer: StepTimer, composition: StepComposition) -> StepCost | None:
+    """FLOPs and bytes of a step where the timer knows its model."""
+    model = getattr(timer, "model", None)
+    return model.cost(composition) if isinstance(model, CostModel) else None
