@@ -11,6 +11,7 @@ import streamlit as st
 
 from core.block_view import Occupancy, block_holding_times, occupancy, reservations
 from core.charts import formats, kv
+from core.charts.arrow import table
 from core.config import AdmissionPolicy
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot, RequestView
@@ -20,7 +21,8 @@ from pages.parts.facts import facts, moment
 
 MAP = "block_map"
 CHOSEN = "request"
-MODE = "color"
+MODE = "colour"
+STILL = "kv_table_still"
 TABS = ("Pool over steps", "Contiguous alternative", "Ages and lifetimes", "Table view")
 
 HOW = {
@@ -65,7 +67,7 @@ def _figures(snapshot: EngineSnapshot, pool: Occupancy) -> None:
     block = formats.binary_bytes(per_token * size) if per_token else formats.NONE
     cells = (
         ("Live blocks", formats.count(pool.live), f"{formats.percent(snapshot.pool.usage)} of the pool"),
-        ("Cached, reusable", formats.count(pool.cached), "no owner, evicted when needed"),
+        ("Cached, reusable", formats.count(pool.cached), "kept for prefix reuse"),
         ("Free", formats.count(pool.free), f"of {formats.count(snapshot.pool.total)} blocks, {total}"),
         ("Internal fragmentation", formats.percent(pool.fragmentation), "of live slots hold no token"),
         ("Saved by sharing", f"{formats.count(pool.saved)} blocks", f"{formats.count(pool.shared)} blocks have refs > 1"),
@@ -79,14 +81,14 @@ def _over_steps(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None
     how = f"Live + cached + free is the pool at every step; a red triangle is a preemption. {kv.HOW_TO_ZOOM}"
     frame.figure_head("How full is the pool?", span, how=how)
     alt = "Live, cached and free blocks by step, stacked"
-    frame.chart(kv.pool_frame(history), kv.pool_spec(ground), key="kv_pool", alt=alt)
+    frame.chart(table(kv.pool_frame(history)), kv.pool_spec(ground), key="kv_pool", alt=alt)
     frame.figure_head(
         "How much of the live memory holds no token?",
         span,
         how="Only the unfilled end of each request's last block is lost, so the loss is below one block a request.",
     )
     frame.chart(
-        kv.fragmentation_frame(history, snapshot.blocks.block_size),
+        table(kv.fragmentation_frame(history, snapshot.blocks.block_size)),
         kv.fragmentation_spec(ground),
         key="kv_fragmentation",
         alt="Share of live token slots without a token, by step",
@@ -100,21 +102,26 @@ def _contiguous(snapshot: EngineSnapshot, pool: Occupancy) -> None:
     frame.figure_head(
         "What would a cache without blocks reserve for the same requests?",
         f"step {formats.count(snapshot.step)} · {kind} beside computed",
-        how="Green slots hold a token, grey ones are reserved for tokens that may never come. A contiguous cache shares no prefix.",
+        how="Green slots hold a token, grey ones wait for tokens that may never come. A contiguous cache shares no prefix.",
     )
     frame.chart(
-        kv.reservation_frame(rows),
+        table(kv.reservation_frame(rows)),
         kv.reservation_spec(frame.theme()),
         key="kv_contiguous",
         alt="Token slots reserved by allocation",
     )
     capacity = snapshot.blocks.block_size * snapshot.pool.total
-    words = [
-        f"{r.label}: {formats.percent(r.wasted_share)} of the reservation is empty; this pool of {formats.count(capacity)} slots"
-        f" would hold {formats.count(r.fits(capacity))} such requests."
-        for r in rows
-    ]
-    st.text("\n".join(words) if rows[0].requests else "No request holds a block now, so there is nothing to compare.")
+    facts(
+        [
+            (
+                r.label,
+                f"{formats.count(r.fits(capacity))} requests" if rows[0].requests else formats.NONE,
+                f"like the present ones fit the pool; {formats.percent(r.wasted_share)} of a reservation is empty",
+            )
+            for r in rows
+        ],
+        width=260,
+    )
 
 
 def _ages(snapshot: EngineSnapshot) -> None:
@@ -127,7 +134,9 @@ def _ages(snapshot: EngineSnapshot) -> None:
             how="Cached blocks far to the right have waited longest for a reuse; they are evicted first.",
         )
         spec = kv.histogram_spec(ground, "steps since last use", by_state=True)
-        frame.chart(kv.age_frame(snapshot.blocks), spec, key="kv_ages", alt="Blocks by steps since last use, live and cached")
+        frame.chart(
+            table(kv.age_frame(snapshot.blocks)), spec, key="kv_ages", alt="Blocks by steps since last use, live and cached"
+        )
     with right:
         reserve = snapshot.config.scheduler.admission_policy.value == AdmissionPolicy.RESERVE.value
         held = block_holding_times(snapshot.recent_requests, snapshot.blocks.block_size, reserved_at_admission=reserve)
@@ -137,17 +146,25 @@ def _ages(snapshot: EngineSnapshot) -> None:
             how="From the step that takes a block to the end of its request; preempted requests are left out.",
         )
         spec = kv.histogram_spec(ground, "time held", by_state=False)
-        frame.chart(kv.holding_frame(held), spec, key="kv_held", alt="Blocks by time held")
+        frame.chart(table(kv.holding_frame(held)), spec, key="kv_held", alt="Blocks by time held")
+
+
+def _take_still() -> None:
+    st.session_state.pop(STILL, None)
 
 
 def _table(snapshot: EngineSnapshot) -> None:
-    tables = {r.request_id: r.block_ids for r in _holders(snapshot)}
-    rows = kv.block_table(snapshot.blocks, tables)
+    """A still: a table that changes under a screen reader, or while it is sorted, is of no use."""
+    if STILL not in st.session_state:
+        tables = {r.request_id: r.block_ids for r in _holders(snapshot)}
+        st.session_state[STILL] = (snapshot.step, table(kv.block_table(snapshot.blocks, tables)))
+    step, rows = st.session_state[STILL]
     frame.figure_head(
         "The same map as a table",
-        f"step {formats.count(snapshot.step)} · {formats.count(len(rows))} blocks that are not free",
-        how="One row a block; logical is the block's place in its owner's table. Click a heading to sort.",
+        f"step {formats.count(step)} · {formats.count(rows.num_rows)} blocks that are not free",
+        how="One row a block; logical is the block's place in its owner's table, S marks a shared block. The table stands still.",
     )
+    st.button("Take a new one", key="kv_still", on_click=_take_still, icon=":material/refresh:")
     config = {
         "block": st.column_config.NumberColumn("block", help="physical block id"),
         "logical": st.column_config.NumberColumn("logical", help="place in the owner's block table"),
@@ -180,6 +197,8 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     with tabs[3]:
         if tabs[3].open:
             _table(snapshot)
+        else:
+            _take_still()
     frame.footer()
 
 

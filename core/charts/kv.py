@@ -54,11 +54,16 @@ def base(theme: style.Theme, height: int) -> Spec:
 
 
 def pool_frame(history: Sequence[StepRecord]) -> pd.DataFrame:
-    """Columns step, live, cached, free (blocks) and wasted (share of live token slots without a token, 0 to 1)."""
-    rows = [(r.step, r.blocks_live, r.blocks_cached, r.blocks_free) for r in history]
-    frame = pd.DataFrame(rows, columns=["step", *_STATES], dtype="int64")
-    frame["preempted"] = [r.preempted for r in history]
-    return frame
+    """Columns step, live, cached, free (blocks) and preempted (requests)."""
+    return pd.DataFrame(
+        {
+            "step": [r.step for r in history],
+            "live": [r.blocks_live for r in history],
+            "cached": [r.blocks_cached for r in history],
+            "free": [r.blocks_free for r in history],
+            "preempted": [r.preempted for r in history],
+        }
+    )
 
 
 @lru_cache(maxsize=4)
@@ -159,7 +164,7 @@ def reservation_spec(theme: style.Theme) -> Spec:
     y = {
         "field": "label",
         "type": "nominal",
-        "sort": {"field": "order"},
+        "sort": None,
         "axis": {"title": None, "labelLimit": 220, "domain": False, "ticks": False},
     }
     bars = {
@@ -192,7 +197,7 @@ def reservation_spec(theme: style.Theme) -> Spec:
             {"filter": f"datum.part == '{_EMPTY}'"},
             {"calculate": "' ' + format(datum.share, '.3p') + ' empty'", "as": "words"},
         ],
-        "mark": {"type": "text", "align": "left", "color": theme.muted},
+        "mark": {"type": "text", "align": "left", "dx": 4, "color": theme.muted},
         "encoding": {"y": y, "x": {"field": "total", "type": "quantitative"}, "text": {"field": "words", "type": "nominal"}},
     }
     return {**base(theme, 120), "layer": [bars, words]}
@@ -239,7 +244,7 @@ def age_frame(view: BlockMapView) -> pd.DataFrame:
 def histogram_spec(theme: style.Theme, title: str, *, by_state: bool) -> Spec:
     """Counts of blocks in labelled bins; live and cached are stacked where `by_state`."""
     encoding: Spec = {
-        "x": {"field": "label", "type": "nominal", "sort": {"field": "order"}, "axis": {"title": title, "labelAngle": 0}},
+        "x": {"field": "label", "type": "nominal", "sort": None, "axis": {"title": title, "labelAngle": 0}},
         "y": {"field": "blocks", "type": "quantitative", "axis": {"title": "blocks", "labelExpr": GROUPED, "tickMinStep": 1}},
         "tooltip": [
             {"field": "label", "type": "nominal", "title": title},
@@ -257,26 +262,24 @@ def histogram_spec(theme: style.Theme, title: str, *, by_state: bool) -> Spec:
 
 
 def block_table(view: BlockMapView, tables: dict[str, Sequence[int]]) -> pd.DataFrame:
-    """The block map as a table, one row a block that is not free; `tables` gives logical places, id -> block table."""
+    """The block map as a table, one row a block that is not free; `tables` gives logical places, id -> block table.
+
+    Columns block, state, owner, logical, tokens, refs, shared ("S" or ""), last_use_steps; `logical` is None without owner.
+    """
     c = columns(view)
-    tokens = tokens_in_blocks(view)
+    blocks = np.flatnonzero(c.live | c.cached)
+    owners = [view.owners[k - 1] if k else "" for k in c.owner[blocks].tolist()]
     place = {(request, block): logical for request, ids in tables.items() for logical, block in enumerate(ids)}
-    rows = []
-    for block in np.flatnonzero(c.live | c.cached).tolist():
-        index = int(c.owner[block])
-        owner = view.owners[index - 1] if index else ""
-        state = "live" if c.live[block] else "cached"
-        rows.append(
-            (
-                block,
-                state,
-                owner,
-                place.get((owner, block)),
-                int(tokens[block]),
-                int(c.refs[block]),
-                bool(c.shared[block]),
-                int(c.last_use[block]),
-            )
-        )
-    names = ["block", "state", "owner", "logical", "tokens", "refs", "shared", "last_use_steps"]
-    return pd.DataFrame(rows, columns=names).astype({"logical": "Int64"})
+    logical = [place.get((owner, block)) for owner, block in zip(owners, blocks.tolist(), strict=True)]
+    return pd.DataFrame(
+        {
+            "block": blocks,
+            "state": np.where(c.live[blocks], "live", "cached"),
+            "owner": owners,
+            "logical": pd.array(logical, dtype="Int64"),
+            "tokens": tokens_in_blocks(view)[blocks],
+            "refs": c.refs[blocks],
+            "shared": np.where(c.shared[blocks], "S", ""),
+            "last_use_steps": c.last_use[blocks],
+        }
+    )

@@ -41,7 +41,7 @@ def palette(theme: style.Theme) -> dict[str, Any]:
         "ground": theme.ground,
         "text": theme.text,
         "muted": theme.muted,
-        "free": theme.line,
+        "free": f"{style.IDLE}80",
         "unfilled": theme.line,
         "useful": style.colour("useful", theme),
         "shared": style.colour("shared", theme),

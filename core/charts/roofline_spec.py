@@ -1,0 +1,184 @@
+"""The constant specification of the roofline: one for each theme, every number comes as data.
+
+Layers, back to front: ceilings, their names, ridges, the predicted curve, dots of steps, batch sizes, the newest ringed.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from core.charts import style
+from core.charts.kv import Spec, base
+
+MIXES = ("decode", "mixed", "prefill")
+"""What the tokens of a step were; a shape for each."""
+
+_MIX: list[Spec] = [
+    {"calculate": "datum.prefill_tokens / max(datum.prefill_tokens + datum.decode_tokens, 1)", "as": "prefill_share"},
+    {"calculate": "datum.prefill_tokens == 0 ? 'decode' : datum.decode_tokens == 0 ? 'prefill' : 'mixed'", "as": "mix"},
+]
+
+_DECADE = "abs(log(datum.value) / LN10 - round(log(datum.value) / LN10)) < 0.001"
+
+
+_NAME_PLACES: dict[str, Spec] = {
+    "right": {"align": "left", "dx": 12, "dy": 5},
+    "corner": {"align": "center", "dy": -9},
+    "above": {"align": "right", "dy": -9},
+}
+"""Where the name of a ceiling stands beside its anchor: right of the lower slope, over the upper's corner, above the roof."""
+
+
+def _xy() -> dict[str, Any]:
+    quiet = {"condition": {"test": _DECADE, "value": 1}, "value": 0.4}
+    grid = {"grid": True, "domain": False, "ticks": False, "tickCount": 6, "gridOpacity": quiet}
+    x = {"field": "intensity", "type": "quantitative", "scale": {"type": "log", "nice": False, "zero": False}}
+    y = {"field": "flops_per_s", "type": "quantitative", "scale": {"type": "log", "nice": False, "zero": False}}
+    return {
+        "x": {**x, "axis": {"title": "arithmetic intensity, FLOP/B", "format": "~g", **grid}},
+        "y": {**y, "axis": {"title": "FLOP/s", "format": "~s", **grid}},
+    }
+
+
+def _ceiling_layers(theme: style.Theme) -> list[Spec]:
+    xy: Spec = _xy()
+    dash: Spec = {
+        "field": "kind",
+        "type": "nominal",
+        "title": None,
+        "scale": {
+            "domain": ["measured", "published", "predicted"],
+            "range": [[1, 0], [8, 2, 2, 2], style.LINE_DASH["predicted"]],
+        },
+        "legend": {
+            "symbolType": "stroke",
+            "symbolStrokeColor": theme.text,
+            "symbolSize": 400,
+            "values": ["measured", "predicted"],
+        },
+    }
+    words: Spec = {"baseline": "middle", "color": theme.muted, "fontSize": 11}
+    names: list[Spec] = [
+        {
+            "data": {"name": "ceilings"},
+            "transform": [{"filter": f"datum.label != '' && datum.side == '{side}'"}],
+            "mark": {"type": "text", **words, **place},
+            "encoding": {**xy, "text": {"field": "label", "type": "nominal"}},
+        }
+        for side, place in _NAME_PLACES.items()
+    ]
+    return [
+        {"data": {"name": "corners"}, "mark": {"type": "point", "opacity": 0}, "encoding": xy},
+        {
+            "data": {"name": "ceilings"},
+            "params": [
+                {
+                    "name": "zoom",
+                    "select": {"type": "interval", "zoom": "wheel![event.shiftKey]", "clear": "dblclick"},
+                    "bind": "scales",
+                }
+            ],
+            "mark": {"type": "line", "color": theme.text, "strokeWidth": 1.3, "opacity": 0.85},
+            "encoding": {**xy, "detail": {"field": "name", "type": "nominal"}, "strokeDash": dash},
+        },
+        *names,
+        {
+            "data": {"name": "ridges"},
+            "mark": {"type": "rule", "color": theme.line, "strokeDash": [2, 3]},
+            "encoding": {**xy, "y2": {"value": {"expr": "height"}}},
+        },
+        {
+            "data": {"name": "ridges"},
+            "mark": {"type": "text", **words, "align": "left", "angle": 270, "dx": 6, "dy": -8},
+            "encoding": {"x": xy["x"], "y": {"value": {"expr": "height"}}, "text": {"field": "label", "type": "nominal"}},
+        },
+        {
+            "data": {"name": "curve"},
+            "mark": {"type": "line", "color": style.colour("decode", theme), "strokeWidth": 2},
+            "encoding": {**xy, "strokeDash": dash},
+        },
+    ]
+
+
+def _dot_layers(theme: style.Theme) -> list[Spec]:
+    xy = _xy()
+    shape = {
+        "field": "mix",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": list(MIXES), "range": ["circle", "diamond", "square"]},
+        "legend": {"orient": "bottom", "symbolFillColor": theme.muted, "symbolStrokeWidth": 0, "offset": 0},
+    }
+    fade = {"field": "age", "type": "quantitative", "scale": {"domain": [0, 1], "range": [0.95, 0.1]}, "legend": None}
+    tip = [
+        {"field": "step", "type": "quantitative", "format": ",d"},
+        {"field": "mix", "type": "nominal", "title": "kind of step"},
+        {"field": "prefill_tokens", "type": "quantitative", "title": "prefill tokens"},
+        {"field": "decode_tokens", "type": "quantitative", "title": "decode tokens"},
+        {"field": "intensity", "type": "quantitative", "format": ".3~g", "title": "FLOP/B"},
+        {"field": "flops_per_s", "type": "quantitative", "format": ".3~s", "title": "FLOP/s"},
+        {"field": "ms", "type": "quantitative", "format": ".3~g", "title": "ms"},
+    ]
+    colour = {
+        "field": "prefill_share",
+        "type": "quantitative",
+        "title": "prefill share",
+        "scale": {
+            "domain": [0, 1],
+            "range": [style.colour("decode", theme), style.colour("prefill", theme)],
+            "interpolate": "rgb",
+        },
+        "legend": {"format": ".0%", "gradientLength": 60, "gradientThickness": 8, "values": [0, 1]},
+    }
+    return [
+        {
+            "data": {"name": "dots"},
+            "transform": _MIX,
+            "mark": {"type": "point", "filled": True, "size": 38, "clip": True},
+            "encoding": {
+                **xy,
+                "color": colour,
+                "shape": shape,
+                "opacity": fade,
+                "order": {"field": "step", "type": "quantitative"},
+                "tooltip": tip,
+            },
+        },
+        {
+            "data": {"name": "curve"},
+            "transform": [{"filter": "datum.label != ''"}],
+            "mark": {"type": "point", "filled": True, "size": 18, "color": theme.text, "clip": True},
+            "encoding": {
+                **xy,
+                "tooltip": [
+                    {"field": "batch", "type": "quantitative", "title": "predicted, batch"},
+                    {"field": "intensity", "type": "quantitative", "format": ".3~g", "title": "FLOP/B"},
+                    {"field": "flops_per_s", "type": "quantitative", "format": ".3~s", "title": "FLOP/s"},
+                    {"field": "ms", "type": "quantitative", "format": ".3~g", "title": "ms"},
+                ],
+            },
+        },
+        {
+            "data": {"name": "curve"},
+            "transform": [{"filter": "datum.label != ''"}],
+            "mark": {"type": "text", "align": "right", "dx": -6, "dy": -6, "color": theme.text, "fontSize": 10, "clip": True},
+            "encoding": {**xy, "text": {"field": "label", "type": "nominal"}},
+        },
+        {
+            "data": {"name": "dots"},
+            "transform": [*_MIX, {"filter": "datum.age == 0"}],
+            "mark": {"type": "point", "filled": False, "size": 190, "strokeWidth": 2, "color": theme.text, "clip": True},
+            "encoding": {**xy, "tooltip": tip},
+        },
+    ]  # fmt: skip
+
+
+@lru_cache(maxsize=4)
+def roofline_spec(theme: style.Theme, height: int = 430) -> Spec:
+    """The picture for one theme; draw it with `roofline_data` as its named data sets."""
+    return {
+        **base(theme, height),
+        "layer": [*_ceiling_layers(theme), *_dot_layers(theme)],
+        "usermeta": {"embedOptions": {"renderer": "canvas"}},
+    }
