@@ -84,3 +84,7 @@ class RemoteExecutor(Protocol):
     def revive(self) -> None:
         """Start a process again after a failure for good; harmless otherwise."""
         ...
+
+    def close(self) -> None:
+        """As `Executor.close`, from any thread, even in the middle of a step."""
+        ...

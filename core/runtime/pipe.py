@@ -22,7 +22,7 @@ class Channel:
     """Two ends of two pipes. One thread at a time may send, one may receive."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
-        self._read_fd = read_fd
+        self.read_fd = read_fd
         self._write_fd = write_fd
         self._rest = b""
 
@@ -41,7 +41,7 @@ class Channel:
         """True if `receive` would not wait for the beginning of a message (or would find the pipe closed)."""
         if self._rest:
             return True
-        return bool(select.select([self._read_fd], [], [], timeout_s)[0])
+        return bool(select.select([self.read_fd], [], [], timeout_s)[0])
 
     def receive(self) -> Any:
         """Wait for one message, without holding the GIL.
@@ -64,7 +64,7 @@ class Channel:
         return pickle.loads(memoryview(data)[_HEADER_BYTES:end])
 
     def _read(self, most: int) -> bytes:
-        data = os.read(self._read_fd, most)
+        data = os.read(self.read_fd, most)
         if not data:
             raise EOFError("the other end of the pipe is closed")
         return data

@@ -61,26 +61,29 @@ def _take_over_pipes() -> Channel:
 
         for fd in (0, 1):
             msvcrt.setmode(fd, os.O_BINARY)
-    channel = Channel(os.dup(0), os.dup(1))
+    read_fd, write_fd = os.dup(0), os.dup(1)  # not inherited by processes that a library starts, unlike 0 and 1
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     os.dup2(2, 1)
-    return channel
+    return Channel(read_fd, write_fd)
 
 
-def _exit_with_parent(parent_pid: int) -> None:
+def _exit_with_parent(parent_pid: int, read_fd: int) -> None:
     """End this process as soon as the parent's end of the pipe closes or the parent's id changes."""
     poll = select.poll()
-    poll.register(0, 0)  # asks for nothing but reports a hang-up
+    poll.register(read_fd, 0)  # asks for nothing but reports a hang-up
     while os.getppid() == parent_pid:
         if any(events & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, events in poll.poll(_PARENT_CHECK_MS)):
             break
     os._exit(0)
 
 
-def _guard_process(parent_pid: int) -> None:
+def _guard_process(parent_pid: int, read_fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is the parent's business
     faulthandler.enable()
     if sys.platform != "win32":
-        threading.Thread(target=_exit_with_parent, args=(parent_pid,), name="parent-watch", daemon=True).start()
+        threading.Thread(target=_exit_with_parent, args=(parent_pid, read_fd), name="parent-watch", daemon=True).start()
     # If memory runs out the kernel should take the process that can be started again. Not every kernel lets us ask.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
@@ -121,7 +124,7 @@ def _serve(channel: Channel, executor: Executor) -> None:
 def main(parent_pid: int) -> int:
     """Serve one parent; returns the exit status."""
     channel = _take_over_pipes()
-    _guard_process(parent_pid)
+    _guard_process(parent_pid, channel.read_fd)
     try:
         executor = _load(channel)
         if executor is None:

@@ -1,0 +1,80 @@
+"""What the dashboard starts with when nobody says otherwise, and the environment variables that say otherwise.
+
+BATCHSCOPE_MODEL          smollm2, tiny, synthetic, a folder, a *.gguf file or a hub id
+BATCHSCOPE_DTYPE          bfloat16 or float32
+BATCHSCOPE_EXECUTOR       worker (default), inprocess or simulated
+BATCHSCOPE_CLOCK          wall (default) or step (time counted in steps: repeatable pictures)
+BATCHSCOPE_SEED           seed of weights, sampling and load
+BATCHSCOPE_RATE           requests a second of the first load; 0 starts idle
+BATCHSCOPE_PAUSED         1 starts paused
+BATCHSCOPE_CONTROL_TOKEN  taking control needs it
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from core.config import CacheConfig, EngineConfig, SchedulerConfig
+from core.control import Lease
+from core.engine import Engine
+from core.errors import ConfigError
+from core.factory import create_engine
+from core.live import LiveEngine
+from core.load_spec import LoadSpec
+
+FIRST_RATE_PER_S = 0.7
+
+_KEEP_STEPS = 20_000
+
+
+def build_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine:
+    """The engine factory of the dashboard."""
+    return create_engine(config, on_progress=progress)
+
+
+def config_from_environment(environment: Mapping[str, str]) -> EngineConfig:
+    """The first configuration (ConfigError for a value that makes no sense)."""
+    return EngineConfig(
+        model=environment.get("BATCHSCOPE_MODEL") or "smollm2",
+        dtype=environment.get("BATCHSCOPE_DTYPE") or "bfloat16",
+        executor=environment.get("BATCHSCOPE_EXECUTOR") or "worker",
+        clock=environment.get("BATCHSCOPE_CLOCK") or "wall",
+        seed=int(_number(environment, "BATCHSCOPE_SEED", 0)),
+        history_steps=_KEEP_STEPS,
+        scheduler=SchedulerConfig(),
+        cache=CacheConfig(),
+    )
+
+
+def load_from_environment(environment: Mapping[str, str]) -> LoadSpec | None:
+    """The first load, None if the rate is 0 (ConfigError for a value that makes no sense)."""
+    rate = _number(environment, "BATCHSCOPE_RATE", FIRST_RATE_PER_S)
+    if rate == 0:
+        return None
+    return LoadSpec(rate_per_s=rate, seed=int(_number(environment, "BATCHSCOPE_SEED", 0)))
+
+
+def live_from_environment(config: EngineConfig | None, options: Mapping[str, Any]) -> LiveEngine:
+    """A live engine that is not launched yet; what is given goes before the environment."""
+    environment = os.environ
+    settings: dict[str, Any] = {
+        "engine_factory": build_engine,
+        "lease": Lease(token=environment.get("BATCHSCOPE_CONTROL_TOKEN") or None),
+        "paused": environment.get("BATCHSCOPE_PAUSED") == "1",
+        **options,
+    }
+    if "load" not in settings:
+        settings["load"] = load_from_environment(environment)
+    return LiveEngine(config or config_from_environment(environment), **settings)
+
+
+def _number(environment: Mapping[str, str], name: str, default: float) -> float:
+    text = environment.get(name)
+    if not text:
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{name} is {text!r}; give a number") from None

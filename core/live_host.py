@@ -1,0 +1,316 @@
+"""One engine at a time and everything that may be done to it between two steps; engine's thread only.
+
+build -> [ step | single step | cancel | reconfigure | reset ]* -> close
+  ^                                                                  |
+  +---------------- change model: the old one comes back if the new one fails
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Callable
+
+from core.clock import PausableClock, StepClock, VirtualClock
+from core.config import CacheConfig, EngineConfig, SchedulerConfig
+from core.engine import Engine
+from core.errors import BatchscopeError
+from core.executor import RemoteExecutor
+from core.live_board import Board
+from core.live_changes import apply_both
+from core.live_pictures import Pictures
+from core.load_driver import LoadDriver
+from core.load_spec import LoadSpec
+from core.outputs import RequestEvent
+from core.request import SLO, FinishReason, SamplingParams
+from core.snapshot import RooflineCeilings
+from core.workload import Arrival
+
+log = logging.getLogger(__name__)
+
+EngineFactory = Callable[[EngineConfig, Callable[[str], None]], Engine]
+Probe = Callable[[Engine], RooflineCeilings | None]
+
+
+class StopRequested(BaseException):
+    """Ends a load that is under way; not an error, so nothing on its way may take it for one."""
+
+
+class EngineHost:
+    """Owns the engine, its load, and the way from one engine to the next.
+
+    Args:
+        factory: builds an engine; its second argument takes lines of progress and may raise `StopRequested`.
+        probe: measures the ceilings of the machine once an engine is up; None leaves them unknown.
+        load: what to send as soon as there is an engine.
+
+    Attributes:
+        config: the configuration of the present engine, or of the one that could not be built.
+        paused: no step runs; time stands still on a clock that can be held.
+        broken: why there is no engine, or why it must not step any more.
+        down: why the executor runs no step until it is revived.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        factory: EngineFactory,
+        board: Board,
+        stop: threading.Event,
+        load: LoadSpec | None = None,
+        probe: Probe | None = None,
+        paused: bool = False,
+    ) -> None:
+        self.config = config
+        self.board = board
+        self.pictures = Pictures(board)
+        self.driver = LoadDriver(self._submit_arrival, board.prompt_source)
+        self.paused = paused
+        self.broken = ""
+        self.down = ""
+        self.remote: RemoteExecutor | None = None
+        self._factory = factory
+        self._stop = stop
+        self._load = load
+        self._probe = probe
+        self._engine: Engine | None = None
+        self._ceilings: RooflineCeilings | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The present engine.
+
+        Raises:
+            BatchscopeError: if there is none.
+        """
+        if self._engine is None:
+            raise BatchscopeError(f"there is no engine: {self.broken or 'it is still starting'}")
+        return self._engine
+
+    @property
+    def can_step(self) -> bool:
+        """True where nothing but a pause keeps the engine from stepping."""
+        return self._engine is not None and not (self.broken or self.down or self._engine.failed)
+
+    # -- life of an engine ---------------------------------------------------------------------------------
+
+    def build(self, config: EngineConfig) -> str:
+        """Make `config` the present engine and begin its load; returns "" or why that failed."""
+        self.close_engine("the engine starts again")
+        self.config, self.broken, self.down = config, "", ""
+        try:
+            engine = self._factory(config, self.on_progress)
+        except BatchscopeError as error:
+            self.broken = str(error)
+        except Exception as error:
+            log.exception("building the engine failed")
+            self.broken = f"the engine could not start: {type(error).__name__}: {error}"
+        if self.broken:
+            self.publish("failed", force=True)
+            return self.broken
+        self.config = engine.config
+        self.remote = engine.executor if isinstance(engine.executor, RemoteExecutor) else None
+        self._measure_ceilings(engine)
+        self._engine = engine
+        self.board.attach(engine)
+        # What is loaded now stays: no later collection has to walk over it.
+        gc.collect()
+        gc.freeze()
+        self.set_paused(self.paused)
+        self._begin_load()
+        self.publish("paused" if self.paused else "idle", force=True)
+        return ""
+
+    def close_engine(self, reason: str) -> None:
+        """End what is live and close the executor."""
+        engine, self._engine, self.remote = self._engine, None, None
+        self.driver.stop()
+        if engine is not None:
+            self.board.streams.end_all(reason, engine.clock.now())
+            engine.close()
+
+    def change_model(self, config: EngineConfig) -> None:
+        """Close this engine and build another; if that fails, the old one is built again.
+
+        Raises:
+            BatchscopeError: with the reason; the old configuration then runs again, or the state is failed.
+        """
+        old = self.config
+        why = self.build(config)
+        if not why:
+            return
+        back = config != old and not self.build(old)
+        if back:
+            self.pictures.notice(why)
+        raise BatchscopeError(why + (". The previous model runs again" if back else ""))
+
+    def on_progress(self, text: str) -> None:
+        """Publish how far a load is (StopRequested if the process wants to end)."""
+        if self._stop.is_set():
+            raise StopRequested
+        self.pictures.starting(text, self.config)
+
+    def _measure_ceilings(self, engine: Engine) -> None:
+        if self._probe is not None and self._ceilings is None:
+            self.on_progress("measuring what this machine can do")
+            self._ceilings = self._probe(engine)
+        if self._ceilings is not None:
+            engine.telemetry.ceilings = self._ceilings
+
+    def _rebuild(self) -> None:
+        why = self.build(self.config)
+        if why:
+            raise BatchscopeError(why)
+
+    def _revive(self) -> None:
+        self.down = ""
+        if self.remote is not None:
+            self.remote.revive()
+
+    # -- running -------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Run one step; False if it had nothing to run although something waits."""
+        engine = self.engine
+        before = engine.records.last
+        try:
+            events = engine.step()
+        except Exception as error:
+            log.exception("a step failed")
+            self.broken = f"a step failed: {type(error).__name__}: {error}. Reset to go on"
+            self.publish("failed", force=True)
+            return False
+        self.board.streams.on_events(events)
+        self.driver.on_events(events)
+        self.publish("paused" if self.paused else "running", force=self.paused)
+        return engine.records.last is not before or not engine.has_work()
+
+    def single_step(self) -> bool:
+        """While paused: what is due arrives, then one step runs; False if there was nothing to do."""
+        if not self.can_step:
+            return False
+        engine = self.engine
+        clock = engine.clock
+        if isinstance(clock, PausableClock):
+            clock.resume()
+        try:
+            self.driver.feed(clock.now())
+            due_s = self.driver.next_due_s
+            if not engine.has_work() and due_s is not None:
+                # Nobody wants to press the button until the next arrival comes: jump to it.
+                self.jump_to(due_s)
+                self.driver.feed(clock.now())
+            if not engine.has_work():
+                return False
+            self.step()
+            return True
+        finally:
+            if isinstance(clock, PausableClock) and self.paused:
+                clock.pause()
+
+    def jump_to(self, time_s: float) -> None:
+        """Move the engine's clock, if it can be moved, to the time of the next arrival."""
+        clock = self.engine.clock
+        if isinstance(clock, (VirtualClock, PausableClock)):
+            clock.advance_to(time_s)
+        elif isinstance(clock, StepClock):
+            while clock.now() < time_s:
+                clock.on_step_end()  # time is counted in steps: empty ones pass
+
+    def set_paused(self, paused: bool) -> None:
+        """Hold or go on; on a wall clock that can be held the engine's time stands still meanwhile."""
+        self.paused = paused
+        clock = self._engine.clock if self._engine is not None else None
+        if isinstance(clock, PausableClock):
+            clock.pause() if paused else clock.resume()
+
+    def go_on(self) -> None:
+        """Run; also the way out of a failure that lost no request.
+
+        Raises:
+            BatchscopeError: if there is still no engine that can run.
+        """
+        if self._engine is None:
+            self._rebuild()
+        elif self.broken:
+            raise BatchscopeError(self.broken)
+        self._revive()
+        if self.engine.failed:
+            self.engine.recover()
+        self.set_paused(False)
+
+    def reset(self) -> None:
+        """Back to the beginning with the same settings; the load begins afresh.
+
+        Raises:
+            BatchscopeError: if no engine can be built.
+        """
+        if self._engine is None or self.broken:
+            self._rebuild()
+            return
+        self._revive()
+        self.driver.stop()
+        self.engine.reset()
+        self.board.streams.end_all("the engine was reset", self.engine.clock.now())
+        self._begin_load()
+
+    # -- settings and requests -----------------------------------------------------------------------------
+
+    def set_load(self, spec: LoadSpec | None) -> None:
+        """Begin a load, or send nothing more."""
+        self._load = spec
+        self.driver.stop()
+        self._begin_load()
+
+    def _begin_load(self) -> None:
+        if self._load is not None:
+            self.driver.start(self._load, self.engine.clock.now())
+
+    def _submit_arrival(self, arrival: Arrival) -> str:
+        spec = self.driver.spec or LoadSpec()
+        sampling = SamplingParams(
+            max_tokens=arrival.max_tokens,
+            temperature=spec.temperature,
+            top_p=spec.top_p,
+            top_k=spec.top_k,
+            ignore_eos=spec.ignore_eos,
+        )
+        return self.engine.add_request(
+            arrival.prompt_token_ids,
+            sampling,
+            tenant=arrival.tenant,
+            priority=arrival.priority,
+            slo=SLO(arrival.slo_ttft_s, arrival.slo_itl_s),
+            source="load",
+            arrival_time_s=arrival.time_s,
+        )
+
+    def cancel(self, request_id: str) -> None:
+        """End a request; its reader hears of it at once, paused or not (UnknownRequest if it is not live)."""
+        engine = self.engine
+        engine.cancel(request_id)
+        event = RequestEvent(
+            request_id,
+            "cancelled",
+            engine.clock.now(),
+            engine.scheduler.step,
+            finish_reason=FinishReason.CANCELLED,
+            message="cancelled",
+        )
+        self.board.streams.on_events([event])
+        self.driver.on_events([event])
+
+    def reconfigure(self, scheduler: SchedulerConfig, cache: CacheConfig) -> None:
+        """Take both settings or neither (ConfigError)."""
+        apply_both(self.engine, scheduler, cache)
+        self.config = self.engine.config
+
+    # -- pictures ------------------------------------------------------------------------------------------
+
+    def publish(self, state: str, *, progress: str = "", force: bool = False) -> None:
+        """Publish a picture if it is time, or at once."""
+        self.pictures.trouble = self.broken or self.down
+        self.pictures.load_label = self.driver.label
+        self.pictures.publish(self._engine, state, progress=progress, force=force)

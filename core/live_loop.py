@@ -1,0 +1,145 @@
+"""The engine's thread: commands, arrivals, one step, a picture; then again.
+
+    +-> drain commands -> worker ready? -> feed the load -> step -> events to streams -> picture (throttled) --+
+    +------------------ wait for a command, the next arrival or the idle tick, whichever is first <-----------+
+
+It waits for nothing but the executor and its own wake event; readers get what it publishes by swapping references.
+No streamlit, no reader, no lock of a reader.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from core.clock import WallClock
+from core.commands import Command, CommandQueue, CommandResult, Outcome
+from core.errors import BatchscopeError, InvariantError
+from core.executor import RemoteExecutor
+from core.live_host import EngineHost, StopRequested
+
+log = logging.getLogger(__name__)
+
+IDLE_TICK_S = 0.25
+EMPTY_STEP_WAIT_S = 0.002
+LOADING_TICK_S = 0.1
+MAX_COMMANDS_A_STEP = 64
+STOPPED = "the engine has stopped"
+
+
+class EngineLoop:
+    """What the engine's thread does. `run` returns when `stop` is set."""
+
+    def __init__(self, host: EngineHost, commands: CommandQueue, stop: threading.Event) -> None:
+        self.host = host
+        self.steps_per_s: float | None = None
+        self._commands = commands
+        self._stop = stop
+        self._wall = WallClock()
+        self._next_step_s = 0.0
+
+    def run(self) -> None:
+        """Live until `stop` is set; ends with the executor closed and the last picture saying so."""
+        host, failure = self.host, ""
+        try:
+            host.build(host.config)
+            while not self._stop.is_set():
+                self._commands.wake.clear()
+                self._drain()
+                wait_s = self._turn()
+                if wait_s > 0 and not self._stop.is_set():
+                    self._commands.wake.wait(wait_s)
+        except StopRequested:
+            log.info("stopped while a model was loading")
+        except BaseException as error:
+            log.exception("the engine's thread ends with an error")
+            failure = f"the engine's thread ended with {type(error).__name__}: {error}"
+            raise
+        finally:
+            self._commands.close(failure or STOPPED)
+            host.close_engine(failure or STOPPED)
+            host.broken, host.down = failure, ""
+            host.publish("failed" if failure else "stopped", force=True)
+
+    def set_speed(self, steps_per_s: float | None) -> None:
+        """Run at most so many steps a second; None is no limit."""
+        self.steps_per_s = steps_per_s
+        self._next_step_s = 0.0
+
+    def interrupt(self) -> None:
+        """Free a thread that is stuck in a step, from another thread: its worker is closed under it."""
+        remote = self.host.remote
+        if remote is not None:
+            remote.close()
+
+    def _drain(self) -> None:
+        for command in self._commands.drain(MAX_COMMANDS_A_STEP):
+            result = CommandResult(Outcome.REFUSED, STOPPED)
+            try:
+                result = self._execute(command)
+            finally:
+                command.pending.resolve(result)
+                self.host.board.audit_result(command, result, self._wall.now())
+
+    def _execute(self, command: Command) -> CommandResult:
+        try:
+            result = command.run()
+        except InvariantError as error:
+            self.host.broken = f"{command.name} broke a law of the engine: {error}. Reset to go on"
+            result = CommandResult(Outcome.REFUSED, self.host.broken)
+        except BatchscopeError as error:
+            result = CommandResult(Outcome.REFUSED, str(error))
+        except Exception as error:
+            log.exception("command %s failed", command.name)
+            result = CommandResult(Outcome.REFUSED, f"{command.name} failed: {type(error).__name__}: {error}")
+        self.host.pictures.hurry()
+        return result
+
+    def _turn(self) -> float:
+        """One round; returns how long the thread may sleep if nothing happens, s."""
+        host = self.host
+        if not host.can_step:
+            host.publish("failed")
+            return IDLE_TICK_S
+        if host.remote is not None and not self._worker_is_ready(host.remote):
+            return LOADING_TICK_S
+        if host.paused:
+            host.publish("paused")
+            return IDLE_TICK_S
+        engine = host.engine
+        host.driver.feed(engine.clock.now())
+        if not engine.has_work():
+            return self._idle()
+        wait_s = self._next_step_s - self._wall.now()
+        if wait_s > 0:
+            host.publish("running")
+            return min(wait_s, IDLE_TICK_S)
+        if self.steps_per_s is not None:
+            self._next_step_s = max(self._next_step_s, self._wall.now() - 1.0) + 1.0 / self.steps_per_s
+        return 0.0 if host.step() else EMPTY_STEP_WAIT_S
+
+    def _idle(self) -> float:
+        """Nothing to run: let time pass in the way of the engine's clock."""
+        host = self.host
+        due_s = host.driver.next_due_s
+        host.publish("idle")
+        if due_s is None:
+            return IDLE_TICK_S
+        clock = host.engine.clock
+        if isinstance(clock, WallClock):
+            return min(max(due_s - clock.now(), 0.0), IDLE_TICK_S)
+        host.jump_to(due_s)
+        return 0.0
+
+    def _worker_is_ready(self, remote: RemoteExecutor) -> bool:
+        host = self.host
+        state = "paused" if host.paused else "running"
+        try:
+            if remote.poll_ready(0.0):
+                return True
+        except BatchscopeError as error:
+            host.down = f"{error}; every request is kept, start to try again"
+            host.publish("failed", force=True)
+            return False
+        host.publish(state, progress=f"new worker: {remote.progress}", force=True)
+        return False
