@@ -1,0 +1,284 @@
+"""The physical KV blocks: who may use which, and what is remembered of the rest.
+
+Owns the free list, the reference counts, the prefix index and the order of eviction. A block is in
+exactly one of three sets, and every call moves whole blocks between them or changes nothing:
+
+             allocate                      release, hashed
+    FREE  ------------->  LIVE (refs >= 1)  ------------->  CACHED (refs 0, in the index)
+     ^                      |   ^                               |     |
+     +--- release, plain ---+   +------ allocate, shared -------+     |
+     +---------------- forget / overwritten by allocate --------------+
+
+    free + cached + live = num_blocks
+
+Each operation checks everything it is about to do before it does the first part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+
+from core.config import EvictionPolicy
+from core.errors import InvariantError
+
+
+class EvictionQueue:
+    """Cached blocks that no table holds, in the order in which they would be overwritten.
+
+    LRU keeps one ordered bucket; LFU keeps one for each number of uses and starts with the smallest, the
+    least recently released first within a bucket. Push and remove are O(1).
+    """
+
+    __slots__ = ("_bucket_of", "_buckets", "_lfu")
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self._lfu = policy is EvictionPolicy.LFU
+        self._buckets: dict[int, dict[int, None]] = {}
+        self._bucket_of: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._bucket_of)
+
+    def __contains__(self, block_id: int) -> bool:
+        return block_id in self._bucket_of
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield block ids, the next one to be overwritten first."""
+        return chain.from_iterable(self._buckets[uses] for uses in sorted(self._buckets))
+
+    def push(self, block_id: int, uses: int) -> None:
+        """Append a block that was just released after `uses` uses."""
+        bucket = uses if self._lfu else 0
+        self._bucket_of[block_id] = bucket
+        self._buckets.setdefault(bucket, {})[block_id] = None
+
+    def remove(self, block_id: int) -> None:
+        """Take a block out, because it is shared again or overwritten."""
+        bucket = self._bucket_of.pop(block_id)
+        ids = self._buckets[bucket]
+        del ids[block_id]
+        if not ids:
+            del self._buckets[bucket]
+
+
+class BlockPool:
+    """`num_blocks` physical blocks, named 0 to num_blocks - 1.
+
+    Attributes:
+        last_use: for each block the step in which it was last handed out, shared or released.
+        num_evictions: cached blocks overwritten so far.
+        num_extra_refs: sum of (references - 1) over live blocks: copies that sharing saved.
+    """
+
+    __slots__ = (
+        "_evictable",
+        "_free",
+        "_hash_of",
+        "_index",
+        "_refs",
+        "_uses",
+        "last_use",
+        "num_blocks",
+        "num_evictions",
+        "num_extra_refs",
+    )
+
+    def __init__(self, num_blocks: int, eviction_policy: EvictionPolicy = EvictionPolicy.LRU) -> None:
+        self.num_blocks = num_blocks
+        self.num_evictions = 0
+        self.num_extra_refs = 0
+        self.last_use = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._refs = [0] * num_blocks
+        self._uses = [0] * num_blocks
+        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._index: dict[bytes, int] = {}
+        self._evictable = EvictionQueue(eviction_policy)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that hold nothing of use."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks kept for reuse that no request holds."""
+        return len(self._evictable)
+
+    @property
+    def num_live(self) -> int:
+        """Blocks that at least one block table holds."""
+        return self.num_blocks - len(self._free) - len(self._evictable)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` could hand out: free ones and cached ones."""
+        return len(self._free) + len(self._evictable)
+
+    def ref_count(self, block_id: int) -> int:
+        """Number of block tables that hold the block."""
+        return self._refs[block_id]
+
+    def is_cached(self, block_id: int) -> bool:
+        """True for a block in the prefix index, held by a request or not."""
+        return self._hash_of[block_id] is not None
+
+    def is_evictable(self, block_id: int) -> bool:
+        """True for a block in the prefix index that no request holds."""
+        return block_id in self._evictable
+
+    def lookup(self, block_hash: bytes) -> int | None:
+        """Return the block that holds the content named by `block_hash`, or None."""
+        return self._index.get(block_hash)
+
+    def index_items(self) -> Iterable[tuple[bytes, int]]:
+        """Pairs (hash, block) of the prefix index."""
+        return self._index.items()
+
+    def num_exclusive(self, block_ids: Iterable[int]) -> int:
+        """How many of the blocks would become available if their one holder released them."""
+        refs = self._refs
+        return sum(1 for b in block_ids if refs[b] == 1)
+
+    def allocate(self, count: int, step: int = 0, shared: Sequence[int] = ()) -> list[int] | None:
+        """Take a reference on each block of `shared` and hand out `count` more, in one indivisible act.
+
+        New blocks come from the free list first, then in the order of eviction (never one of `shared`).
+        Returns the new blocks, or None with nothing changed if there are not enough.
+
+        Raises:
+            InvariantError: if the free list or the eviction order hold a live block or fewer blocks than they
+                claim, or if a block of `shared` is free; nothing has changed then either.
+        """
+        free, refs, evictable = self._free, self._refs, self._evictable
+        from_free = min(count, len(free))
+        missing = count - from_free
+        woken = [b for b in shared if refs[b] == 0] if shared else []
+        if missing > len(evictable) - len(woken):
+            return None
+        taken = free[len(free) - from_free :]
+        taken.reverse()
+        evicted = list(islice((b for b in evictable if b not in woken), missing)) if missing else []
+        if len(taken) + len(evicted) != count or any(refs[b] for b in taken) or any(refs[b] for b in evicted):
+            raise InvariantError(f"the free list or the eviction order is broken: asked for {count}, found {taken} and {evicted}")
+        for block_id in woken:
+            if block_id not in evictable:
+                raise InvariantError(f"block {block_id} is free, so it cannot be shared")
+        if from_free:
+            del free[len(free) - from_free :]
+        for block_id in evicted:
+            evictable.remove(block_id)
+            self._drop_hash(block_id)
+        self.num_evictions += len(evicted)
+        taken += evicted
+        last_use = self.last_use
+        for block_id in taken:
+            refs[block_id] = 1
+            last_use[block_id] = step
+        for block_id in woken:
+            evictable.remove(block_id)
+        self.num_extra_refs += len(shared) - len(woken)
+        for block_id in shared:
+            refs[block_id] += 1
+            self._uses[block_id] += 1
+            last_use[block_id] = step
+        return taken
+
+    def release(self, block_ids: Sequence[int], step: int = 0) -> int:
+        """Take one reference from each block; return how many are not live any more.
+
+        The end of a table goes first, so that of one prompt the head is overwritten last.
+
+        Raises:
+            InvariantError: for a block that is not live or is listed twice; nothing has changed then.
+        """
+        refs = self._refs
+        if len(set(block_ids)) != len(block_ids):
+            raise InvariantError(f"a block is released twice in one call: {list(block_ids)}")
+        for block_id in block_ids:
+            if refs[block_id] < 1:
+                raise InvariantError(f"block {block_id} is released though no table holds it (double free)")
+        gone = 0
+        hash_of, last_use, free = self._hash_of, self.last_use, self._free
+        for block_id in reversed(block_ids):
+            left = refs[block_id] - 1
+            refs[block_id] = left
+            last_use[block_id] = step
+            if left:
+                self.num_extra_refs -= 1
+            else:
+                gone += 1
+                if hash_of[block_id] is None:
+                    free.append(block_id)
+                else:
+                    self._evictable.push(block_id, self._uses[block_id])
+        return gone
+
+    def publish(self, block_id: int, block_hash: bytes) -> bool:
+        """Enter a full, computed, live block into the prefix index.
+
+        Returns False if the content is there already in another block, which then stays the entry.
+
+        Raises:
+            InvariantError: if the block is not live or stands in the index under another hash.
+        """
+        if self._refs[block_id] < 1:
+            raise InvariantError(f"block {block_id} is not live, so its content cannot be published")
+        held = self._hash_of[block_id]
+        if held is not None and held != block_hash:
+            raise InvariantError(f"block {block_id} is in the prefix index under another hash")
+        if block_hash in self._index:
+            return False
+        self._index[block_hash] = block_id
+        self._hash_of[block_id] = block_hash
+        self._uses[block_id] = 1
+        return True
+
+    def forget_all(self) -> None:
+        """Empty the prefix index; cached blocks become free, live ones stay with their holders."""
+        cached = list(self._evictable)
+        for _, block_id in list(self._index.items()):
+            self._drop_hash(block_id)
+        for block_id in cached:
+            self._evictable.remove(block_id)
+            self._free.append(block_id)
+
+    def set_eviction_policy(self, policy: EvictionPolicy) -> None:
+        """Change the order of eviction; the present order is kept among blocks that the new one ranks equal."""
+        order = list(self._evictable)
+        self._evictable = EvictionQueue(policy)
+        for block_id in order:
+            self._evictable.push(block_id, self._uses[block_id])
+
+    def check(self) -> None:
+        """Check the laws that concern the pool alone.
+
+        Raises:
+            InvariantError: naming the first block that is out of order.
+        """
+        free = set(self._free)
+        if len(free) != len(self._free):
+            raise InvariantError("a block is twice in the free list")
+        for block_id in range(self.num_blocks):
+            refs, block_hash = self._refs[block_id], self._hash_of[block_id]
+            evictable = block_id in self._evictable
+            if refs < 0 or (refs > 0) + (block_id in free) + evictable != 1:
+                raise InvariantError(f"block {block_id}: {refs} references, free {block_id in free}, cached {evictable}")
+            if block_hash is not None and self._index.get(block_hash) != block_id:
+                raise InvariantError(f"block {block_id} has a hash that the index gives to another block")
+            if block_hash is None and evictable:
+                raise InvariantError(f"block {block_id} is kept for reuse but has no hash")
+        extra = sum(refs - 1 for refs in self._refs if refs > 1)
+        if extra != self.num_extra_refs:
+            raise InvariantError(f"{extra} references beyond the first, {self.num_extra_refs} counted")
+        for block_hash, block_id in self._index.items():
+            if self._hash_of[block_id] != block_hash:
+                raise InvariantError(f"the prefix index holds a stale entry for block {block_id}")
+
+    def _drop_hash(self, block_id: int) -> None:
+        block_hash = self._hash_of[block_id]
+        if block_hash is not None:
+            del self._index[block_hash]
+            self._hash_of[block_id] = None
+            self._uses[block_id] = 0

@@ -1,0 +1,126 @@
+"""First half of a decision: what the running requests do.
+
+    steady step:  rows that decode are columns; only those at the end of a block are visited
+                  due = [row for row if computed == capacity]      about rows / block_size of them
+
+Everything else (a budget below the number of rows, memory trouble, prompts under way) takes the slow path,
+which goes through the requests in order of seniority.
+"""
+
+from __future__ import annotations
+
+from itertools import compress
+from operator import ge
+
+from core.preemption import Growth, grow
+from core.request import Request, RequestStatus
+from core.scheduler_state import SchedulerState
+from core.step_plan import StepPlan
+
+
+def rows_due(state: SchedulerState, plan: StepPlan) -> list[int]:
+    """Indices of decoding rows whose next token needs another block."""
+    rows = state.rows
+    computed = plan.computed = [r.num_computed_tokens for r in rows.requests]
+    return list(compress(range(len(computed)), map(ge, computed, rows.caps)))
+
+
+def plan_decodes(state: SchedulerState, plan: StepPlan, budget: int) -> None:
+    """One token for each decoding row, at most `budget` of them, the most senior first."""
+    rows = state.rows
+    if len(rows.requests) > budget:
+        chosen = sorted(rows.requests, key=state.rank)[: max(budget, 0)]
+        plan.chosen = []
+        _grow_in_order(state, plan, [r for r in chosen if _is_due(state, r)])
+        plan.chosen = [r for r in chosen if r.status is RequestStatus.RUNNING and r.request_id not in plan.stalled]
+    else:
+        due = rows_due(state, plan)
+        if due and not _grow_at_once(state, plan, due):
+            requests = rows.requests
+            _grow_in_order(state, plan, sorted([requests[i] for i in due], key=state.rank))
+            if plan.stalled:
+                plan.chosen = [r for r in rows.requests if r.request_id not in plan.stalled]
+    plan.budget -= len(rows.requests) if plan.chosen is None else len(plan.chosen)
+    plan.settle_decodes()
+
+
+def plan_catching_up(state: SchedulerState, plan: StepPlan, budget: int) -> None:
+    """Chunks of running prompts (and recomputes), the most senior first, at most `budget` tokens."""
+    if not state.catching_up:
+        return
+    floor = plan.budget - budget
+    splits = state.batch_rule.splits_prompts(state.config)
+    threshold = state.config.long_prefill_token_threshold if splits else 0
+    for request in sorted(state.catching_up, key=state.rank):
+        left = plan.budget - floor
+        if left <= 0:
+            break
+        if request.status is not RequestStatus.RUNNING or request.request_id in plan.fresh:
+            continue
+        tokens = min(request.num_tokens - request.num_computed_tokens, left)
+        if threshold:
+            tokens = min(tokens, threshold)
+        tokens = _fit(state, plan, request, tokens)
+        if tokens > 0:
+            plan.run(request, tokens)
+    plan.settle_entries()
+
+
+def decode_budget(state: SchedulerState, plan: StepPlan) -> int:
+    """Tokens that decodes may take: all, less one where the most senior request is a prompt that would get none."""
+    budget = plan.budget
+    if state.catching_up and len(state.rows.requests) >= budget and state.senior() in state.catching_up:
+        return budget - 1
+    return budget
+
+
+def _fit(state: SchedulerState, plan: StepPlan, request: Request, tokens: int) -> int:
+    """Tokens of a chunk that get blocks: all, else what is available, else none (stalled or ended)."""
+    outcome = grow(state, plan, request, request.num_computed_tokens + tokens)
+    if outcome is Growth.READY:
+        return tokens
+    if outcome is Growth.ENDED:
+        return 0
+    kv = state.kv
+    table = kv.tables[request.request_id]
+    free = max(kv.num_available - plan.reserve_blocks, 0)
+    quota = state.tracks[request.request_id].account.settings.max_blocks
+    if quota is not None:
+        free = min(free, max(quota - kv.live_by_tenant.get(request.tenant, 0), 0))
+    fitting = min(tokens, table.capacity_tokens + free * kv.block_size - request.num_computed_tokens)
+    if fitting > 0 and grow(state, plan, request, request.num_computed_tokens + fitting) is Growth.READY:
+        return fitting
+    plan.stalled.add(request.request_id)
+    return 0
+
+
+def _is_due(state: SchedulerState, request: Request) -> bool:
+    return request.num_computed_tokens >= state.kv.tables[request.request_id].capacity_tokens
+
+
+def _grow_at_once(state: SchedulerState, plan: StepPlan, due: list[int]) -> bool:
+    """One block for each row that is due, in a single allocation; False if memory or a quota is in the way."""
+    kv, rows = state.kv, state.rows
+    if state.ledger.has_block_quotas or kv.num_available < len(due):
+        return False
+    tables, ids, caps = rows.tables, rows.ids, rows.caps
+    new = kv.grow_by_one([tables[i] for i in due], state.step)
+    if new is None:
+        return False
+    size, grown = kv.block_size, plan.grown
+    for i, block_id in zip(due, new, strict=True):
+        caps[i] += size
+        grown[ids[i]] = (block_id,)
+    return True
+
+
+def _grow_in_order(state: SchedulerState, plan: StepPlan, requests: list[Request]) -> None:
+    """One block for each request, the most senior first; juniors make room, or the request stalls or ends."""
+    for request in requests:
+        if request.status is not RequestStatus.RUNNING:
+            continue
+        outcome = grow(state, plan, request, request.num_computed_tokens + 1)
+        if outcome is Growth.READY:
+            state.rows.regrown(request)
+        elif outcome is Growth.STALLED:
+            plan.stalled.add(request.request_id)

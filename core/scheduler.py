@@ -1,0 +1,406 @@
+"""The scheduler: decides each step anew, and books what came of it.
+
+    add_request -> WAITING --+                      +-> SchedulerOutput -> executor -> ModelRunnerOutput --+
+                             +--> schedule(now) ----+                                                      |
+    abort, set_config ... ---+    running first,                     update_from_output(now) <-------------+
+    (between two steps)           then waiting                       tokens, prefix index, ends -> events
+
+There is no prefill or decode phase: each request is given tokens until `num_computed_tokens` has caught up with
+`num_tokens`, so chunks, prefix hits and recompute need no special case. The scheduler reads no clock, draws no
+random number and touches no tensor: the same calls give the same outputs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from core.admission_pass import admit_waiting
+from core.config import AdmissionMoment, CacheConfig, SchedulerConfig, check_pair
+from core.errors import ConfigError, InvariantError, RequestRefused, UnknownRequest
+from core.fixed_batch import plan_fixed
+from core.invariants import check_laws
+from core.kv_cache_manager import KVCacheManager, resets_pool
+from core.outputs import BoundBy, ModelRunnerOutput, RequestEvent, SchedulerOutput
+from core.prefill_first import plan_prefill_first
+from core.reclaim import reclaim
+from core.request import FinishReason, Request, RequestStatus
+from core.request_checks import check_request
+from core.running_pass import decode_budget, plan_catching_up, plan_decodes
+from core.scheduler_state import Counters, SchedulerState
+from core.scheduler_views import block_map, tenant_views
+from core.settings_change import change_cache, change_config, lose_kv
+from core.snapshot import BlockMapView, TenantView, Totals
+from core.step_plan import StepPlan
+from core.step_update import TextStop, apply_step
+
+
+class Scheduler:
+    """The state machine of all live requests over one paged KV cache.
+
+    Args:
+        max_model_len: most prompt and output tokens of a request.
+        vocab_size: bound of token ids; None accepts any.
+        eos_token_ids: tokens that end an output unless the request ignores them.
+        seed: source of the sampling seeds of requests that bring none.
+        kv_bytes_per_token: for the bytes of a swap in preemption records.
+
+    Attributes:
+        text_stop: called for each new token with (request, token id) before the length checks; True ends the
+            request with STOP. It is called for every token, so that it can keep a decoder's state.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        *,
+        max_model_len: int,
+        vocab_size: int | None = None,
+        eos_token_ids: Sequence[int] = (),
+        seed: int = 0,
+        kv_bytes_per_token: float = 0.0,
+    ) -> None:
+        check_pair(config, cache)
+        self._state = SchedulerState(
+            config,
+            cache,
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            eos_token_ids=tuple(eos_token_ids),
+            seed=seed,
+            kv_bytes_per_token=kv_bytes_per_token,
+        )
+        self.text_stop: TextStop | None = None
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._flight: tuple[SchedulerOutput, list[Request]] | None = None
+        self._plan: StepPlan | None = None
+
+    # -- what others read --------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """The knobs in force."""
+        return self._state.config
+
+    @property
+    def cache(self) -> CacheConfig:
+        """The cache settings in force."""
+        return self._state.cache
+
+    @property
+    def max_model_len(self) -> int:
+        """Most prompt and output tokens of a request."""
+        return self._state.max_model_len
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end an output unless the request ignores them."""
+        return self._state.eos_token_ids
+
+    @property
+    def kv(self) -> KVCacheManager:
+        """Block tables and pool, for reading."""
+        return self._state.kv
+
+    @property
+    def step(self) -> int:
+        """Number of the latest decision; 0 before the first."""
+        return self._state.step
+
+    @property
+    def requests(self) -> Mapping[str, Request]:
+        """All live requests by id."""
+        return MappingProxyType(self._state.requests)
+
+    @property
+    def running(self) -> list[Request]:
+        """Requests that hold a seat."""
+        return list(self._state.running())
+
+    @property
+    def preempted(self) -> list[Request]:
+        """Requests that lost their blocks and wait to resume, in order of preemption."""
+        return list(self._state.preempted.values())
+
+    @property
+    def num_running(self) -> int:
+        """Number of requests that hold a seat."""
+        return self._state.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that were never admitted."""
+        return self._state.num_waiting
+
+    @property
+    def counters(self) -> Counters:
+        """Counts since the start, for reading."""
+        return self._state.counters
+
+    def waiting_order(self, now: float, limit: int) -> list[Request]:
+        """The first `limit` waiting and preempted requests in the order in which they would be tried at `now`."""
+        return self._state.queue.preview(limit)
+
+    def why_waiting(self, request_id: str) -> str:
+        """Why the request did not join when it was last looked at; "" if it was not."""
+        track = self._state.tracks.get(request_id)
+        return track.why if track else ""
+
+    def totals(self, worker_restarts: int = 0) -> Totals:
+        """The counters as a snapshot holds them."""
+        c = self._state.counters
+        return Totals(
+            submitted=c.submitted,
+            finished=c.finished,
+            cancelled=c.cancelled,
+            refused=c.refused,
+            preemptions=c.preemptions,
+            prompt_tokens=c.prompt_tokens,
+            output_tokens=c.output_tokens,
+            cached_tokens=c.cached_tokens,
+            queried_tokens=c.queried_tokens,
+            worker_restarts=worker_restarts,
+        )
+
+    def tenants(self) -> tuple[TenantView, ...]:
+        """Each tenant that was seen, with its weight, service and share of all service."""
+        return tenant_views(self._state)
+
+    def block_map(self) -> BlockMapView:
+        """Every physical block as columns: owner, fill, references, flags, age."""
+        return block_map(self._state)
+
+    def has_work(self) -> bool:
+        """True while a request is live or an event has not been handed out."""
+        return bool(self._state.requests) or bool(self._state.pending.events)
+
+    def pop_ended(self) -> list[Request]:
+        """Requests that ended or were refused since the last call, oldest first."""
+        ended, self._state.ended = self._state.ended, []
+        return ended
+
+    def next_wakeup(self, now: float) -> float | None:
+        """Earliest time at which something can change without a step: a deadline, or a tenant's token bucket.
+
+        For an engine that got an empty step: a virtual clock may jump there. None if nothing is due.
+        """
+        times = [t for t in (self._state.ledger.next_ready_s(now),) if t is not None]
+        while self._deadlines and self._deadlines[0][2].is_finished:
+            heapq.heappop(self._deadlines)
+        if self._deadlines:
+            times.append(self._deadlines[0][0])
+        return min(times) if times else None
+
+    # -- commands, between two steps ---------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Check a request and put it into the queue.
+
+        Raises:
+            RequestRefused: if it can never run, the id is in use or the queue is full. The request is then
+                REFUSED and handed out by `pop_ended`.
+        """
+        state = self._state
+        request.prompt_token_ids = tuple(request.prompt_token_ids)
+        try:
+            check_request(request, state)
+        except RequestRefused as refusal:
+            state.counters.submitted += 1
+            state.counters.refused += 1
+            request.status = RequestStatus.REFUSED
+            request.finish_reason = FinishReason.REFUSED
+            request.finished_time_s = request.arrival_time_s
+            state.tell(request, request.arrival_time_s, "refused", str(refusal))
+            state.ended.append(request)
+            raise
+        state.counters.submitted += 1
+        request.arrival_index = state.num_arrivals
+        state.num_arrivals += 1
+        state.enqueue(request, request.arrival_time_s)
+        if request.deadline_s is not None:
+            heapq.heappush(self._deadlines, (request.deadline_s, request.arrival_index, request))
+
+    def abort(self, request_id: str, now: float, reason: FinishReason = FinishReason.CANCELLED) -> RequestEvent:
+        """End a request in whatever state it is; its blocks and its id are free at once.
+
+        Raises:
+            UnknownRequest: if no live request has this id.
+        """
+        return self._state.end(self._live(request_id), RequestStatus.CANCELLED, reason, now)
+
+    def set_priority(self, request_id: str, priority: int, now: float) -> None:
+        """Change the priority of a live request (lower runs first).
+
+        Raises:
+            UnknownRequest: if no live request has this id.
+            ConfigError: if `priority` is not a whole number.
+        """
+        request = self._live(request_id)
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise ConfigError(f"priority is {priority!r}; give a whole number (lower runs first)")
+        old, request.priority = request.priority, priority
+        if request_id in self._state.queue:
+            self._state.queue.rekey(request)
+        self._state.tell(request, now, "priority", f"{old} to {priority}", priority)
+
+    def set_config(self, config: SchedulerConfig, now: float) -> list[RequestEvent]:
+        """Change the knobs; running requests beyond a new limit are preempted, the most junior first.
+
+        Raises:
+            ConfigError: if the settings make no sense with the cache, or would leave a live request that can
+                never run again; nothing has changed then.
+        """
+        return change_config(self._state, config, now)
+
+    def set_cache(self, cache: CacheConfig, now: float) -> list[RequestEvent]:
+        """Change the cache. Another size empties the pool: running requests are preempted and recomputed.
+
+        A live request that can never fit the new pool ends with FinishReason.CAPACITY. A change of eviction
+        policy or of prefix caching touches no running request.
+
+        Raises:
+            ConfigError: if the settings make no sense with the scheduler's; nothing has changed then.
+        """
+        check_pair(self.config, cache)
+        if resets_pool(self.cache, cache):
+            self._drop_flight()
+        return change_cache(self._state, cache, now)
+
+    def forget_kv(self, now: float) -> list[RequestEvent]:
+        """The executor lost all keys and values: running requests are preempted, every cached block is forgotten.
+
+        A decision that was not booked yet is dropped.
+        """
+        self._drop_flight()
+        return lose_kv(self._state, now, "the executor lost its memory")
+
+    # -- a step ------------------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> SchedulerOutput:
+        """Decide the next step.
+
+        Raises:
+            InvariantError: if the previous decision was neither booked nor dropped.
+        """
+        state = self._state
+        if self._flight is not None:
+            raise InvariantError(f"step {state.step} was decided and not booked; call update_from_output or forget_kv first")
+        state.step += 1
+        state.kv.swap.settle()
+        self._expire(now)
+        plan = StepPlan(state, now)
+        if state.batch_rule.fixed:
+            plan_fixed(state, plan)
+        else:
+            between = state.config.admission_moment is AdmissionMoment.BETWEEN_LAUNCHES
+            self._decide(plan, known_only=between)
+            if between:
+                self._join_late(plan)
+        return self._launch(plan)
+
+    def late_join(self, now: float) -> SchedulerOutput | None:
+        """Let requests that arrived after the decision into the batch that is about to run.
+
+        For AdmissionMoment.BETWEEN_LAUNCHES: an engine may read its command queue once more between `schedule`
+        and `execute_model`. Returns the amended decision, which replaces the first; None if nothing changed.
+        """
+        plan = self._plan
+        state = self._state
+        if plan is None or self._flight is None or state.batch_rule.fixed:
+            return None
+        if state.config.admission_moment is not AdmissionMoment.BETWEEN_LAUNCHES:
+            return None
+        plan.now = now
+        plan.computed = None
+        if plan.chosen is not None:
+            plan.chosen = [r for r in plan.chosen if r.status is RequestStatus.RUNNING]
+        before = len(plan.late_joins)
+        self._join_late(plan)
+        output = self._launch(plan)
+        return output if len(plan.late_joins) > before else None
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, runner_output: ModelRunnerOutput, now: float
+    ) -> list[RequestEvent]:
+        """Book the result of the latest decision; return all events since the last call.
+
+        Raises:
+            InvariantError: if `scheduler_output` is not the latest decision.
+            ExecutorError: if the tokens do not belong to the rows that sample.
+        """
+        flight = self._flight
+        if flight is None or flight[0].step != scheduler_output.step:
+            raise InvariantError(f"step {scheduler_output.step} is not the decision that waits to be booked")
+        state = self._state
+        rows = flight[1]
+        booked = apply_step(state, rows, flight[0], runner_output, now, self.text_stop)
+        self._flight = self._plan = None
+        events, state.pending.events = state.pending.events, []
+        events += booked
+        return events
+
+    def check_invariants(self) -> None:
+        """Check the conservation laws.
+
+        Raises:
+            InvariantError: with the story of the request concerned.
+        """
+        check_laws(self._state, self._flight[0] if self._flight else None)
+
+    # -- parts -------------------------------------------------------------------------------------------
+
+    def _decide(self, plan: StepPlan, *, known_only: bool) -> None:
+        state = self._state
+        reclaim(state, plan)
+        if state.batch_rule.prefill_first:
+            plan_prefill_first(state, plan, known_only=known_only)
+            return
+        plan_decodes(state, plan, decode_budget(state, plan))
+        plan_catching_up(state, plan, plan.budget)
+        admit_waiting(state, plan, known_only=known_only)
+
+    def _join_late(self, plan: StepPlan) -> None:
+        """Admit into a batch whose shape was decided, and count the shapes that this invalidates."""
+        state = self._state
+        if not plan.late_joins:
+            plan.decided_rows = plan.num_rows()
+        plan.passed_over.clear()
+        plan.bound, plan.full_batch = BoundBy.LOAD, False
+        known = len(plan.admitted), len(plan.resumed)
+        admit_waiting(state, plan)
+        late = (*plan.admitted[known[0] :], *plan.resumed[known[1] :])
+        if late and plan.decided_rows:
+            state.counters.invalidated_shapes += not plan.late_joins
+        state.counters.late_joins += len(late)
+        plan.late_joins += late
+
+    def _launch(self, plan: StepPlan) -> SchedulerOutput:
+        state = self._state
+        output, rows = plan.build()
+        state.stamp_rows([r for r, _, _ in plan.entries] if plan.chosen is None else rows, all_decodes=plan.chosen is None)
+        state.boundary_arrivals = state.num_arrivals
+        self._flight, self._plan = (output, rows), plan
+        return output
+
+    def _drop_flight(self) -> None:
+        if self._plan is not None:
+            self._state.pending.preemptions[:0] = self._plan.preemptions
+        self._flight = self._plan = None
+
+    def _expire(self, now: float) -> None:
+        """End requests whose deadline has come."""
+        state, heap = self._state, self._deadlines
+        while heap and heap[0][0] <= now:
+            _, _, request = heapq.heappop(heap)
+            if not request.is_finished:
+                message = f"its deadline was {request.deadline_s} s"
+                event = state.end(request, RequestStatus.CANCELLED, FinishReason.DEADLINE, now, message)
+                state.pending.events.append(event)
+
+    def _live(self, request_id: str) -> Request:
+        request = self._state.requests.get(request_id)
+        if request is None:
+            raise UnknownRequest(f"no live request has the id {request_id!r}")
+        return request
