@@ -14,7 +14,7 @@ from pages.parts.settings import settings
 
 HERE = Path(__file__).resolve().parent
 ASSETS = HERE.parent / "assets"
-SIDEBAR_PX = 240
+SIDEBAR_PX = 256
 
 SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Watch": (

@@ -10,6 +10,7 @@ from core.clock import WallClock
 from core.commands import CommandResult, Outcome
 from core.config import check_pair, replace_knobs
 from core.control import LOCAL, Lease, LeaseView
+from core.errors import UnknownRequest
 from core.load_spec import LoadSpec
 from core.records import StepRecord
 from core.request import SamplingParams, validate_sampling
@@ -26,7 +27,8 @@ class FakeLive:
         self.clock = WallClock()
         self.control = Lease()
         self.commands: list[tuple[str, dict[str, Any]]] = []
-        self.load = LoadSpec()
+        self.load: LoadSpec | None = LoadSpec()
+        self.steps_per_s: float | None = None
         self.streams: dict[str, RequestStream] = {}
         self.state = "running"
         self.picture = self._publish()
@@ -85,50 +87,64 @@ class FakeLive:
         self.picture = self._publish()
         return CommandResult(Outcome.ACCEPTED)
 
-    def start(self, *, session_id: str = LOCAL) -> CommandResult:
+    def start(self, *, session_id: str = LOCAL, wait_s: float = 2.0) -> CommandResult:
         self.state = "running"
         return self._note("start", session_id)
 
-    def pause(self, *, session_id: str = LOCAL) -> CommandResult:
+    def pause(self, *, session_id: str = LOCAL, wait_s: float = 2.0) -> CommandResult:
         self.state = "paused"
         return self._note("pause", session_id)
 
-    def step_once(self, *, session_id: str = LOCAL) -> CommandResult:
+    def step_once(self, *, session_id: str = LOCAL, wait_s: float = 2.0) -> CommandResult:
         self.run.advance()
         return self._note("step_once", session_id)
 
-    def reset(self, *, session_id: str = LOCAL) -> CommandResult:
+    def reset(self, *, session_id: str = LOCAL, wait_s: float = 2.0) -> CommandResult:
         self.run = FakeRun()
         return self._note("reset", session_id)
 
-    def cancel(self, request_id: str, *, session_id: str = LOCAL) -> CommandResult:
+    def cancel(self, request_id: str, *, session_id: str = LOCAL, wait_s: float = 2.0) -> CommandResult:
         if request_id in self.streams:
             self.streams[request_id].finish(StreamEnd("cancelled", "cancelled", "", self.clock.now()))
         return self._note("cancel", session_id, request_id=request_id)
 
-    def submit(self, text: str | None = None, *, sampling: SamplingParams, session_id: str = LOCAL, **rest: Any) -> CommandResult:
-        validate_sampling("prompt", sampling)
-        request_id = f"p{len(self.streams) + 1}"
+    def submit(
+        self,
+        text: str | None = None,
+        *,
+        sampling: SamplingParams,
+        request_id: str,
+        session_id: str = LOCAL,
+        wait_s: float = 2.0,
+        **rest: Any,
+    ) -> CommandResult:
+        validate_sampling(request_id, sampling)
         self.streams[request_id] = RequestStream(request_id)
         self._note("submit", session_id, text=text, sampling=sampling, **rest)
         return CommandResult(Outcome.ACCEPTED, value=request_id)
 
+    def set_speed(self, steps_per_s: float | None, *, session_id: str = LOCAL, wait_s: float = 2.0) -> CommandResult:
+        self.steps_per_s = steps_per_s
+        return self._note("set_speed", session_id, steps_per_s=steps_per_s)
+
     def stream(self, request_id: str) -> RequestStream:
+        if request_id not in self.streams:
+            raise UnknownRequest(f"no answer is kept for request {request_id}")
         return self.streams[request_id]
 
-    def set_scheduler(self, *, session_id: str = LOCAL, **knobs: Any) -> CommandResult:
+    def set_scheduler(self, *, session_id: str = LOCAL, wait_s: float = 2.0, **knobs: Any) -> CommandResult:
         changed = replace_knobs(self.run.scheduler, **knobs)
         check_pair(changed, self.run.cache)
         self.run.scheduler = changed
         return self._note("set_scheduler", session_id, **knobs)
 
-    def set_cache(self, *, session_id: str = LOCAL, **knobs: Any) -> CommandResult:
+    def set_cache(self, *, session_id: str = LOCAL, wait_s: float = 2.0, **knobs: Any) -> CommandResult:
         check_pair(self.run.scheduler, replace_knobs(self.run.cache, **knobs))
         return self._note("set_cache", session_id, **knobs)
 
-    def set_load(self, *, session_id: str = LOCAL, **knobs: Any) -> CommandResult:
-        self.load = replace_knobs(self.load, **knobs)
+    def set_load(self, *, on: bool = True, session_id: str = LOCAL, wait_s: float = 2.0, **knobs: Any) -> CommandResult:
+        self.load = replace_knobs(self.load or LoadSpec(), **knobs) if on else None
         return self._note("set_load", session_id, **knobs)
 
-    def set_model(self, *, session_id: str = LOCAL, **knobs: Any) -> CommandResult:
+    def set_model(self, *, session_id: str = LOCAL, wait_s: float = 2.0, **knobs: Any) -> CommandResult:
         return self._note("set_model", session_id, **knobs)

@@ -66,16 +66,19 @@ def squeeze(source: str) -> str:
     return "\n".join(line.rstrip() for line in lines if line.strip() and not line.startswith("//"))
 
 
-@lru_cache(maxsize=4)
-def _all_programs(names: tuple[str, ...]) -> str:
+@lru_cache(maxsize=8)
+def _all_programs(names: tuple[str, ...]) -> Callable[..., Any]:
+    """One component with the programs of these elements; its name tells which, so that definitions never collide."""
     shared = squeeze((ASSETS / SHARED_SCRIPT).read_text("utf-8"))
-    return "\n".join([shared, *(_registered[name].program() for name in names), "export default () => {};"])
+    script = "\n".join([shared, *(_registered[name].program() for name in names), "export default () => {};"])
+    mount: Callable[..., Any] = st.components.v2.component("batchscope_programs_" + "_".join(names), js=script)
+    return mount
 
 
 def programs() -> None:
     """Send the programs of all registered elements; call once a page run, outside every fragment."""
     with st.container(key="programs"):
-        st.components.v2.component("batchscope_programs", js=_all_programs(tuple(sorted(_registered))))(key="all_programs")
+        _all_programs(tuple(sorted(_registered)))(key="all_programs")
 
 
 def trigger(key: str, event: str) -> Any:

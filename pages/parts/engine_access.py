@@ -11,25 +11,20 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import streamlit as st
 
 from core.errors import BatchscopeError
+from core.load_spec import LoadSpec
 from core.records import StepRecord
 from core.request import SamplingParams
 from core.snapshot import EngineSnapshot
 
-_installed: list[Live] = []
+WAIT_S = 0.3
+"""How long a page waits for the next step boundary before it says "waiting"; a long step must not hold a page."""
 
-
-class Live(Protocol):
-    """What pages use of `core.live.LiveEngine`; see there for errors."""
-
-    def latest(self) -> EngineSnapshot: ...
-    def history(self, since_step: int = -1) -> tuple[StepRecord, ...]: ...
-    def story(self, request_id: str) -> Any: ...
-    def stream(self, request_id: str) -> Any: ...
+_installed: list[Any] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +81,27 @@ class Access:
         return self._live.stream(request_id)
 
     @property
+    def load(self) -> LoadSpec | None:
+        """The running load; None if there is none."""
+        spec: LoadSpec | None = self._live.load
+        return spec
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """The speed limit; None is as fast as it goes."""
+        limit: float | None = self._live.steps_per_s
+        return limit
+
+    @property
+    def needs_token(self) -> bool:
+        """True where taking control needs the dashboard's token."""
+        return bool(self._live.lease().needs_token)
+
+    @property
     def is_controller(self) -> bool:
-        """True where this session may give commands."""
-        return bool(self._live.lease().holder in (None, self.session))
+        """True where this session may give commands: it has control, or nobody has and none is needed to take it."""
+        lease = self._live.lease()
+        return lease.holder == self.session or (lease.holder is None and not lease.needs_token)
 
     @property
     def holder(self) -> str:
@@ -112,7 +125,7 @@ class Access:
         def run() -> Any:
             if self._live.lease().holder is None:
                 self._live.acquire(self.session)
-            return getattr(self._live, name)(*args, **kwargs, session_id=self.session)
+            return getattr(self._live, name)(*args, **kwargs, session_id=self.session, wait_s=WAIT_S)
 
         return self._do(run)
 
@@ -131,11 +144,15 @@ class Access:
     def cancel(self, request_id: str) -> Answer:
         return self._give("cancel", request_id)
 
-    def submit(self, text: str, sampling: SamplingParams, *, chat: bool, tenant: str, priority: int) -> Answer:
-        """Submit a prompt; the value is the request's id."""
-        wrapped: Any = [{"role": "user", "content": text}] if chat else None
-        kwargs: dict[str, Any] = {"sampling": sampling, "tenant": tenant, "priority": priority}
-        return self._give("submit", **({"chat": wrapped} if chat else {"text": text}), **kwargs)
+    def submit(
+        self, text: str, sampling: SamplingParams, *, chat: bool, request_id: str, tenant: str = "default", priority: int = 0
+    ) -> Answer:
+        """Submit a prompt as one turn of a conversation, or as it stands; the value is the request's id."""
+        prompt: dict[str, Any] = {"chat": [{"role": "user", "content": text}]} if chat else {"text": text}
+        return self._give("submit", **prompt, sampling=sampling, request_id=request_id, tenant=tenant, priority=priority)
+
+    def set_speed(self, steps_per_s: float | None) -> Answer:
+        return self._give("set_speed", steps_per_s)
 
     def set_scheduler(self, **knobs: Any) -> Answer:
         return self._give("set_scheduler", **knobs)

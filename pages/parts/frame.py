@@ -29,8 +29,12 @@ def _style_tag() -> str:
 
 
 def page_style() -> None:
-    """The style sheet of the frame; once a page run."""
-    st.html(_style_tag())
+    """The style sheet of the frame; once a page run.
+
+    It travels with an (empty) piece of content: a sheet alone would be applied after the page it is for is seen.
+    """
+    with st.container(key="page_style"):
+        st.html(_style_tag() + "<i hidden></i>")
 
 
 def theme() -> style.Theme:
@@ -48,16 +52,16 @@ def notice(snapshot: EngineSnapshot) -> None:
     """What the person must know now: start-up, a failure, a fallback. Always one slot, mostly empty."""
     with st.container(key="notice"):
         if snapshot.state == "starting":
-            st.info(f"Starting: {_plain(snapshot.progress or 'loading the model')}", icon=":material/hourglass_top:")
+            st.info(f"Starting: {plain(snapshot.progress or 'loading the model')}", icon=":material/hourglass_top:")
         elif snapshot.state in ("failed", "stopped"):
-            st.error(_plain(snapshot.message or "the engine has stopped"), icon=":material/error:")
+            st.error(plain(snapshot.message or "the engine has stopped"), icon=":material/error:")
         elif snapshot.message:
-            st.warning(_plain(snapshot.message), icon=":material/info:")
+            st.warning(plain(snapshot.message), icon=":material/info:")
         elif snapshot.info and snapshot.info.fallback:
-            st.warning(_plain(f"A synthetic model stands in: {snapshot.info.fallback}"), icon=":material/science:")
+            st.warning(plain(f"A synthetic model stands in: {snapshot.info.fallback}"), icon=":material/science:")
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text for an element that reads Markdown, with everything that Markdown would read taken as text."""
     return "".join("\\" + c if c in "\\`*_{}[]()#+-.!|<>~$:" else c for c in text)
 
@@ -106,6 +110,12 @@ def empty(
         st.text(what)
         if action:
             st.button(action, key=f"fill_{key}", on_click=on_click)
+
+
+def numbered(items: Sequence[tuple[str, str]]) -> None:
+    """Short statements with a line of figures under each."""
+    rows = "".join(f"<li><b>{html.escape(head)}</b><span>{html.escape(line)}</span></li>" for head, line in items)
+    st.html(f'<ol class="bs-numbered">{rows}</ol>')
 
 
 def footer(text: str = "") -> None:
