@@ -1,0 +1,1 @@
+"""Measurements, one command for all of them: `python -m benchmarks NAME`."""
