@@ -15,11 +15,6 @@ def names() -> list[str]:
     return [p.stem.replace("_", "-") for p in modules if "\ndef main(argv" in p.read_text(encoding="utf-8")]
 
 
-def main(argv" in path.read_text(encoding="utf-8"):
-            found.append(path.stem.replace("_", "-"))
-    return found
-
-
 def main(argv: list[str]) -> int:
     """Run the named benchmark; without a name, or with an unknown one, list them."""
     known = names()
