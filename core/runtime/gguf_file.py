@@ -148,7 +148,11 @@ class GgufFile:
         if kind != _TOKENIZER_KIND:
             return {"unsupported": f"a tokenizer of kind {kind}; supported in GGUF files: {_TOKENIZER_KIND}"}
         tokens = self.field("tokenizer.ggml.tokens")
-        library = smollm_tokenizer(tokens, self.field("tokenizer.ggml.merges"), self.field("tokenizer.ggml.token_type"))
+        merges, kinds = self.field("tokenizer.ggml.merges"), self.field("tokenizer.ggml.token_type")
+        try:
+            library = smollm_tokenizer(tokens, merges, kinds)
+        except Exception as error:  # the library raises plain Exception for every kind of fault
+            return {"unsupported": f"a tokenizer that cannot be built: {error}"}
         return {
             "tokenizer": library.to_str(),
             "chat_template": self.field("tokenizer.chat_template", ""),

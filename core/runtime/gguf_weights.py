@@ -158,7 +158,8 @@ def write_atomically(target: Path, write: Callable[[Path], object], progress: Pr
         write(part)
         part.replace(target)
     except (OSError, safetensors.SafetensorError) as error:
-        part.unlink(missing_ok=True)
+        if part.exists():
+            part.unlink()
         progress(f"{target.parent} cannot be written ({error}); the work is done again at the next start", 1.0)
         return False
     return True
