@@ -1,6 +1,6 @@
 """What changes a run from outside, as data: enough, with the executor's answers, to repeat it.
 
-    Submit  Cancel  SetPriority  SetScheduler  SetCache  Reset
+    Submit  Cancel  SetPriority  SetScheduler  SetCache  Reset  Recover  Recompute
 
 Each takes effect between two steps. `Engine` applies them, `RunRecorder` keeps them, `replay` gives them again.
 """
@@ -71,4 +71,14 @@ class Reset:
     """Cancel every request, empty the cache, leave a failed state."""
 
 
-EngineCommand = Submit | Cancel | SetPriority | SetScheduler | SetCache | Reset
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Leave a failed state and try again; every request is kept and recomputed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """The executor lost its memory between two steps: running requests are recomputed, the prefix index is empty."""
+
+
+EngineCommand = Submit | Cancel | SetPriority | SetScheduler | SetCache | Reset | Recover | Recompute

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.config import EngineConfig
-from core.engine_commands import Cancel, EngineCommand, Reset, SetCache, SetPriority, SetScheduler, Submit
+from core.engine_commands import Cancel, EngineCommand, Recompute, Recover, Reset, SetCache, SetPriority, SetScheduler, Submit
 from core.errors import BatchscopeError, TraceError, WorkerDied
 from core.executor import ExecutorInfo
 from core.outputs import ModelRunnerOutput, SchedulerOutput
@@ -25,7 +25,9 @@ from core.plain_data import canonical_json, from_plain, to_plain
 
 FORMAT_VERSION = 1
 MAX_RECORDED_STEPS = 50_000
-_COMMANDS: dict[str, type] = {c.__name__: c for c in (Submit, Cancel, SetPriority, SetScheduler, SetCache, Reset)}
+_COMMANDS: dict[str, type] = {
+    c.__name__: c for c in (Submit, Cancel, SetPriority, SetScheduler, SetCache, Reset, Recover, Recompute)
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,15 @@ KEPT_STORIES = 512
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """One request's life; `events` are in order of time."""
+    """One request's life; `events` are in order of time, `token_times_s` when each output token was delivered."""
 
     request_id: str
     status: str
     prompt_tokens: int
     output_tokens: int
     events: tuple[StoryEvent, ...]
+    token_times_s: tuple[float, ...] = ()
+    tenant: str = "default"
 
     def lines(self) -> list[str]:
         """One line an event, for a log or a failed assertion."""
@@ -37,6 +39,8 @@ def story_of(request: Request) -> Story:
         request.num_prompt_tokens,
         request.num_output_tokens,
         tuple(request.story[:]),
+        tuple(request.token_times_s[:]),
+        request.tenant,
     )
 
 

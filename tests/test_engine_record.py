@@ -9,7 +9,7 @@ import math
 import pytest
 
 from core.config import CacheConfig, EngineConfig, QueuePolicy, SchedulerConfig, TenantConfig
-from core.engine_commands import Cancel, Reset, SetCache, SetPriority, SetScheduler, Submit
+from core.engine_commands import Cancel, Recompute, Recover, Reset, SetCache, SetPriority, SetScheduler, Submit
 from core.errors import TraceError, WorkerDied
 from core.executor import ExecutorInfo
 from core.model_spec import TINY
@@ -42,6 +42,8 @@ def some_record() -> RunRecord:
         SetCache(CacheConfig(num_blocks=9)),
         Cancel("a"),
         Reset(),
+        Recover(),
+        Recompute(),
     )
     entries = [CommandEntry(2, 0.1 * n, command) for n, command in enumerate(commands)]
     steps = (StepEntry(0.5, 0.75, OUTPUT, RESULT), FailureEntry(1.0, 1.5, OUTPUT, True, "the worker ended"))

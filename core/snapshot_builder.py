@@ -1,0 +1,178 @@
+"""One immutable picture of the engine at a step boundary, made only when somebody wants one.
+
+    running rows   fresh in every picture (they change with every step)
+    waiting rows   made once and kept while nothing but their age has changed, at most ROW_REUSE_S old
+    block map      columns exported by the block tables
+
+`SnapshotGate` says when a picture is due: a few times a second while busy, and always after the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from core.bookkeeping import Books
+from core.config import EngineConfig
+from core.executor import ExecutorInfo
+from core.outputs import SchedulerOutput
+from core.request import Request, RequestStatus
+from core.scheduler import Scheduler
+from core.snapshot import EngineSnapshot, RequestView
+from core.snapshot_rows import hue_of, live_row
+from core.telemetry import Telemetry
+
+SHOWN_WAITING = 500
+ROW_REUSE_S = 0.5
+MIN_INTERVAL_S = 0.07
+MAX_HUES = 20_000
+
+
+class SnapshotGate:
+    """Throttle: a picture at most every `min_interval_s`, and at once when the engine comes to rest."""
+
+    def __init__(self, min_interval_s: float = MIN_INTERVAL_S) -> None:
+        self._min_interval_s = min_interval_s
+        self._last_s = float("-inf")
+        self._last_step = -1
+        self._was_idle = False
+
+    def due(self, wall_s: float, step: int, *, idle: bool) -> bool:
+        """True if a picture should be made now; the caller then makes one."""
+        settled = idle and (not self._was_idle or step != self._last_step)
+        if not settled and wall_s - self._last_s < self._min_interval_s:
+            return False
+        self._last_s, self._last_step, self._was_idle = wall_s, step, idle
+        return True
+
+
+class _KeptRow(NamedTuple):
+    """The row of a waiting request, used again while only its age has changed."""
+
+    made_s: float
+    request: Request
+    row: RequestView
+
+    def still_holds(self, request: Request, why: str, now_s: float) -> bool:
+        row = self.row
+        return (
+            now_s - self.made_s <= ROW_REUSE_S and self.request is request and row.priority == request.priority and row.why == why
+        )
+
+
+def jain_index(service: Sequence[float]) -> float | None:
+    """Jain's fairness index (sum x)^2 / (n * sum x^2): 1 for equal shares, 1/n if one has all; None below two tenants."""
+    squares = sum(x * x for x in service)
+    return sum(service) ** 2 / (len(service) * squares) if len(service) > 1 and squares > 0 else None
+
+
+class SnapshotBuilder:
+    """Builds pictures of one engine; keeps what can be used again for the next one."""
+
+    def __init__(self, scheduler: Scheduler, books: Books, telemetry: Telemetry) -> None:
+        self._scheduler = scheduler
+        self._books = books
+        self._telemetry = telemetry
+        self._hues: dict[str, int] = {}
+        self._waiting: dict[str, _KeptRow] = {}
+        self._revision = 0
+
+    def build(
+        self,
+        now_s: float,
+        wall_s: float,
+        *,
+        state: str,
+        config: EngineConfig,
+        info: ExecutorInfo,
+        last_output: SchedulerOutput | None,
+    ) -> EngineSnapshot:
+        """The picture at `now_s` on the engine's clock; `wall_s` is WallClock time, for the age badge."""
+        scheduler, books, telemetry = self._scheduler, self._books, self._telemetry
+        self._revision += 1
+        pool = scheduler.kv.counts()
+        used = scheduler.kv.slots_used()
+        live_slots = pool.live * config.cache.block_size
+        running = self._running_rows(now_s, last_output)
+        lost = scheduler.preempted
+        preempted = tuple(self._row(r, now_s, why=scheduler.why_waiting(r.request_id)) for r in lost)
+        queued = scheduler.num_waiting + len(lost)
+        passed_over = last_output.passed_over if last_output is not None and queued else ()
+        tenants = scheduler.tenants()
+        return EngineSnapshot(
+            step=scheduler.step,
+            time_s=now_s,
+            wall_time_s=wall_s,
+            state=state,
+            config=config,
+            info=info,
+            message=books.message,
+            num_running=len(running),
+            num_waiting=scheduler.num_waiting,
+            num_preempted=len(preempted),
+            running=running,
+            waiting=self._waiting_rows(now_s),
+            preempted=preempted,
+            ended=tuple(books.ended),
+            blocks=scheduler.block_map(),
+            pool=pool,
+            kpis=telemetry.kpis(now_s, idle=not scheduler.requests, fragmentation=1.0 - used / live_slots if live_slots else 0.0),
+            totals=books.totals(),
+            step_record=telemetry.history.last,
+            admitted=last_output.admitted if last_output is not None else (),
+            resumed=last_output.resumed if last_output is not None else (),
+            passed_over=passed_over,
+            preemptions=tuple(books.preemptions),
+            tenants=tenants,
+            jain_index=jain_index([t.served_tokens / t.weight for t in tenants]),
+            ceilings=telemetry.ceilings,
+            recent_requests=telemetry.recent_requests(),
+            revision=self._revision,
+        )
+
+    def _running_rows(self, now_s: float, output: SchedulerOutput | None) -> tuple[RequestView, ...]:
+        planned: dict[str, tuple[int, bool]] = {}
+        if output is not None:
+            planned = dict(zip(output.request_ids, zip(output.num_scheduled_tokens, output.is_prefill, strict=True), strict=True))
+        block_ids, tail = self._scheduler.kv.block_ids, self._books.tail
+        rows = []
+        for request in self._scheduler.running:
+            request_id = request.request_id
+            tokens, is_prefill = planned.get(request_id, (0, False))
+            rows.append(
+                self._row(
+                    request,
+                    now_s,
+                    scheduled_tokens=tokens,
+                    is_prefill=is_prefill,
+                    block_ids=block_ids(request_id),
+                    text_tail=tail(request_id),
+                )
+            )
+        return tuple(rows)
+
+    def _waiting_rows(self, now_s: float) -> tuple[RequestView, ...]:
+        kept, fresh = self._waiting, {}
+        why_waiting = self._scheduler.why_waiting
+        rows = []
+        for request in self._scheduler.waiting_order(now_s, SHOWN_WAITING):
+            if request.status is not RequestStatus.WAITING:
+                continue
+            request_id = request.request_id
+            why = why_waiting(request_id)
+            entry = kept.get(request_id)
+            if entry is None or not entry.still_holds(request, why, now_s):
+                entry = _KeptRow(now_s, request, self._row(request, now_s, why=why))
+            fresh[request_id] = entry
+            rows.append(entry.row)
+        self._waiting = fresh
+        return tuple(rows)
+
+    def _row(self, request: Request, now_s: float, **extra: Any) -> RequestView:
+        request_id = request.request_id
+        hue = self._hues.get(request_id)
+        if hue is None:
+            if len(self._hues) > MAX_HUES:
+                self._hues.clear()
+            hue = self._hues[request_id] = hue_of(request_id)
+        return live_row(request, now_s, hue=hue, source=self._books.sources.get(request_id, ""), **extra)

@@ -1,0 +1,53 @@
+"""Fault 25: two live requests with one id corrupt state; a reused id is killed by the cancel of the old one."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.errors import RefusalReason, RequestRefused, UnknownRequest
+from tests.engine_cases import GREEDY, scripted_engine, tokens_of
+
+
+def test_a_live_id_is_refused_with_a_message() -> None:
+    engine = scripted_engine()
+    engine.add_request([1, 2, 3], GREEDY, request_id="7")
+    for _ in range(2):  # while it waits, and while it runs
+        with pytest.raises(RequestRefused, match="7") as refusal:
+            engine.add_request([4, 5], GREEDY, request_id="7")
+        assert refusal.value.reason is RefusalReason.DUPLICATE_ID
+        engine.step()
+    assert len(tokens_of(engine.run_until_idle())["7"]) >= GREEDY.max_tokens - 2
+    totals = engine.snapshot().totals
+    assert (totals.submitted, totals.finished, totals.refused) == (3, 1, 2)
+
+
+def test_an_id_may_be_used_again_in_the_step_of_its_cancel() -> None:
+    engine = scripted_engine()
+    engine.add_request([1, 2, 3], GREEDY, request_id="7")
+    engine.step()
+    engine.cancel("7")
+    engine.add_request([9, 8, 7, 6, 5], GREEDY, request_id="7")
+    events = engine.run_until_idle()
+    assert [e.kind for e in events if e.kind in ("cancelled", "finished")] == ["cancelled", "finished"]
+    after = events[[e.kind for e in events].index("cancelled") + 1 :]
+    assert len(tokens_of(after)["7"]) == GREEDY.max_tokens
+    totals = engine.snapshot().totals
+    assert (totals.submitted, totals.finished, totals.cancelled) == (2, 1, 1)
+    assert engine.snapshot().pool.live == 0
+
+
+def test_ids_given_by_the_engine_never_meet_those_of_callers() -> None:
+    engine = scripted_engine()
+    engine.add_request([1], GREEDY, request_id="r-000002")
+    assert [engine.add_request([1], GREEDY) for _ in range(3)] == ["r-000001", "r-000003", "r-000004"]
+    engine.run_until_idle()
+
+
+def test_an_ended_id_cannot_be_cancelled_and_nothing_falls_below_zero() -> None:
+    engine = scripted_engine()
+    engine.add_request([1], GREEDY, request_id="7")
+    engine.run_until_idle()
+    with pytest.raises(UnknownRequest, match="7"):
+        engine.cancel("7")
+    totals = engine.snapshot().totals
+    assert (totals.submitted, totals.finished, totals.cancelled) == (1, 1, 0)
