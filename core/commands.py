@@ -69,6 +69,7 @@ class Command:
     run: Callable[[], CommandResult]
     session_id: str
     detail: str = ""
+    is_shown: bool = True  # a picture follows before the answer; too dear for submissions by the hundred
     pending: Pending = field(default_factory=Pending)
 
 

@@ -164,7 +164,8 @@ class LiveEngine(LiveView):
             streams.open(accepted_id)
             return CommandResult(Outcome.ACCEPTED, f"request {accepted_id} is queued", accepted_id)
 
-        return self._send(session_id, "submit", run, f"{len(ids)} prompt tokens, at most {params.max_tokens} more", wait_s)
+        detail = f"{len(ids)} prompt tokens, at most {params.max_tokens} more"
+        return self._send(session_id, "submit", run, detail, wait_s, is_shown=source == "prompt")
 
     def cancel(self, request_id: str, *, session_id: str, wait_s: float = WAIT_S) -> CommandResult:
         """End a request in whatever state it is."""
@@ -257,7 +258,7 @@ class LiveEngine(LiveView):
             if isinstance(spec, Mapping):
                 spec = replace_knobs(self._host.driver.spec or LoadSpec(), **spec)
             if isinstance(spec, LoadSpec):
-                check_load(spec, self.limits, self._host.engine.scheduler.max_model_len)
+                check_load(spec, self.limits, self._host.max_model_len)
             self._host.reconfigure(new_scheduler, new_cache)
             if not isinstance(spec, Keep):
                 self._host.set_load(spec)
@@ -292,9 +293,18 @@ class LiveEngine(LiveView):
 
         return self._send(session_id, name, accept, detail, wait_s)
 
-    def _send(self, session_id: str, name: str, run: Callable[[], CommandResult], detail: str, wait_s: float) -> CommandResult:
+    def _send(
+        self,
+        session_id: str,
+        name: str,
+        run: Callable[[], CommandResult],
+        detail: str,
+        wait_s: float,
+        *,
+        is_shown: bool = True,
+    ) -> CommandResult:
         """Queue a command and wait for its result, at most `wait_s`; the outcome is then "waiting"."""
-        command = Command(name, run, session_id, detail)
+        command = Command(name, run, session_id, detail, is_shown)
 
         def put() -> None:
             self._lease.check(session_id)

@@ -90,6 +90,13 @@ class EngineHost:
         return self._engine
 
     @property
+    def max_model_len(self) -> int:
+        """Most prompt and output tokens of a request."""
+        engine = self.engine
+        limit = engine.info.spec.max_model_len
+        return min(engine.config.max_model_len or limit, limit)
+
+    @property
     def can_step(self) -> bool:
         """True where nothing but a pause keeps the engine from stepping."""
         return self._engine is not None and not (self.broken or self.down or self._engine.failed)
@@ -108,7 +115,7 @@ class EngineHost:
             log.exception("building the engine failed")
             self.broken = f"the engine could not start: {type(error).__name__}: {error}"
         if self.broken:
-            self.publish("failed", force=True)
+            self.publish(force=True)
             return self.broken
         self.config = engine.config
         self.remote = engine.executor if isinstance(engine.executor, RemoteExecutor) else None
@@ -120,7 +127,7 @@ class EngineHost:
         gc.freeze()
         self.set_paused(self.paused)
         self._begin_load()
-        self.publish("paused" if self.paused else "idle", force=True)
+        self.publish(force=True)
         return ""
 
     def close_engine(self, reason: str) -> None:
@@ -141,9 +148,9 @@ class EngineHost:
         why = self.build(config)
         if not why:
             return
-        back = config != old and not self.build(old)
-        if back:
+        if config != old:
             self.pictures.notice(why)
+        back = config != old and not self.build(old)
         raise BatchscopeError(why + (". The previous model runs again" if back else ""))
 
     def on_progress(self, text: str) -> None:
@@ -180,11 +187,11 @@ class EngineHost:
         except Exception as error:
             log.exception("a step failed")
             self.broken = f"a step failed: {type(error).__name__}: {error}. Reset to go on"
-            self.publish("failed", force=True)
+            self.publish(force=True)
             return False
         self.board.streams.on_events(events)
         self.driver.on_events(events)
-        self.publish("paused" if self.paused else "running", force=self.paused)
+        self.publish(force=self.paused)
         return engine.records.last is not before or not engine.has_work()
 
     def single_step(self) -> bool:
@@ -309,8 +316,17 @@ class EngineHost:
 
     # -- pictures ------------------------------------------------------------------------------------------
 
-    def publish(self, state: str, *, progress: str = "", force: bool = False) -> None:
+    @property
+    def state(self) -> str:
+        """ "failed", "paused", "running" or "idle"."""
+        if not self.can_step:
+            return "failed"
+        if self.paused:
+            return "paused"
+        return "running" if self.engine.has_work() else "idle"
+
+    def publish(self, state: str = "", *, progress: str = "", force: bool = False) -> None:
         """Publish a picture if it is time, or at once."""
         self.pictures.trouble = self.broken or self.down
         self.pictures.load_label = self.driver.label
-        self.pictures.publish(self._engine, state, progress=progress, force=force)
+        self.pictures.publish(self._engine, state or self.state, progress=progress, force=force)

@@ -37,6 +37,7 @@ class EngineLoop:
         self._stop = stop
         self._wall = WallClock()
         self._next_step_s = 0.0
+        self._is_shown = False  # the latest step of a speed-limited run is in a picture
 
     def run(self) -> None:
         """Live until `stop` is set; ends with the executor closed and the last picture saying so."""
@@ -73,11 +74,16 @@ class EngineLoop:
             remote.close()
 
     def _drain(self) -> None:
-        for command in self._commands.drain(MAX_COMMANDS_A_STEP):
-            result = CommandResult(Outcome.REFUSED, STOPPED)
-            try:
-                result = self._execute(command)
-            finally:
+        """Carry out what waits, show it, and only then answer: who was told sees it in the next picture."""
+        answers: list[tuple[Command, CommandResult]] = []
+        try:
+            for command in self._commands.drain(MAX_COMMANDS_A_STEP):
+                answers.append((command, CommandResult(Outcome.REFUSED, STOPPED)))
+                answers[-1] = (command, self._execute(command))
+            if any(command.is_shown for command, _ in answers):
+                self.host.publish(force=True)
+        finally:
+            for command, result in answers:
                 command.pending.resolve(result)
                 self.host.board.audit_result(command, result, self._wall.now())
 
@@ -92,19 +98,18 @@ class EngineLoop:
         except Exception as error:
             log.exception("command %s failed", command.name)
             result = CommandResult(Outcome.REFUSED, f"{command.name} failed: {type(error).__name__}: {error}")
-        self.host.pictures.hurry()
         return result
 
     def _turn(self) -> float:
         """One round; returns how long the thread may sleep if nothing happens, s."""
         host = self.host
         if not host.can_step:
-            host.publish("failed")
+            host.publish()
             return IDLE_TICK_S
         if host.remote is not None and not self._worker_is_ready(host.remote):
             return LOADING_TICK_S
         if host.paused:
-            host.publish("paused")
+            host.publish()
             return IDLE_TICK_S
         engine = host.engine
         host.driver.feed(engine.clock.now())
@@ -112,17 +117,19 @@ class EngineLoop:
             return self._idle()
         wait_s = self._next_step_s - self._wall.now()
         if wait_s > 0:
-            host.publish("running")
+            host.publish(force=not self._is_shown)
+            self._is_shown = True
             return min(wait_s, IDLE_TICK_S)
+        self._is_shown = False
         if self.steps_per_s is not None:
-            self._next_step_s = max(self._next_step_s, self._wall.now() - 1.0) + 1.0 / self.steps_per_s
+            self._next_step_s = max(self._next_step_s + 1.0 / self.steps_per_s, self._wall.now())
         return 0.0 if host.step() else EMPTY_STEP_WAIT_S
 
     def _idle(self) -> float:
         """Nothing to run: let time pass in the way of the engine's clock."""
         host = self.host
         due_s = host.driver.next_due_s
-        host.publish("idle")
+        host.publish()
         if due_s is None:
             return IDLE_TICK_S
         clock = host.engine.clock
@@ -133,13 +140,12 @@ class EngineLoop:
 
     def _worker_is_ready(self, remote: RemoteExecutor) -> bool:
         host = self.host
-        state = "paused" if host.paused else "running"
         try:
             if remote.poll_ready(0.0):
                 return True
         except BatchscopeError as error:
             host.down = f"{error}; every request is kept, start to try again"
-            host.publish("failed", force=True)
+            host.publish(force=True)
             return False
-        host.publish(state, progress=f"new worker: {remote.progress}", force=True)
+        host.publish(progress=f"new worker: {remote.progress}", force=True)
         return False

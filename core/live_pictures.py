@@ -17,6 +17,7 @@ from core.live_board import Board
 PUBLISH_S = 0.05
 REST_S = 0.25
 PUBLISH_SHARE = 0.04
+MAX_GAP_S = 0.5  # a picture that a busy machine made slow is no reason to show none
 NOTICE_S = 20.0
 
 
@@ -36,10 +37,6 @@ class Pictures:
         self.trouble = ""
         self.load_label = ""
 
-    def hurry(self) -> None:
-        """The next chance is taken: whoever turned a knob wants to see it turn."""
-        self._next_s = 0.0
-
     def notice(self, text: str) -> None:
         """Show a message for a while."""
         self._notice, self._notice_until_s = text, self._wall.now() + NOTICE_S
@@ -58,7 +55,8 @@ class Pictures:
             snapshot = replace(engine.snapshot(now_s, state), load_label=self.load_label)
             self._board.publish(snapshot, state, now_s, message=message or snapshot.message, progress=progress)
         cost_s = self._wall.now() - now_s
-        self._next_s = now_s + max(PUBLISH_S if state == "running" else 0.95 * REST_S, cost_s / PUBLISH_SHARE)
+        rest_s = PUBLISH_S if state == "running" else 0.95 * REST_S
+        self._next_s = now_s + max(rest_s, min(cost_s / PUBLISH_SHARE, MAX_GAP_S))
 
     def starting(self, progress: str, config: EngineConfig) -> None:
         """Say how far a load is."""

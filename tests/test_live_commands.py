@@ -1,0 +1,583 @@
+"""The live engine's thread: commands at step boundaries, nothing lost, readers never wait."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from engine_cases import scripted_engine
+from live_cases import FOREVER, ME, SHORT, Gate, finished, live_engine, ready, wait_until
+
+import core.live
+from core.clock import PausableClock, StepClock, VirtualClock
+from core.commands import Outcome
+from core.config import EngineConfig
+from core.control import LOCAL, LiveLimits
+from core.errors import CheckpointError, ConfigError, ControlRefused, ExecutorError, UnknownRequest
+from core.live import LiveEngine, get_live, running_engine
+from core.request import SamplingParams
+from core.workload import LengthSpec, LoadSpec
+
+
+def test_a_prompt_is_answered_and_its_stream_is_the_whole_answer():
+    with live_engine() as live:
+        ready(live)
+        result = live.submit("hello", sampling=SHORT, **ME)
+        assert result.accepted, result.message
+        stream = live.stream(result.value)
+        assert finished(live, result.value) == "length"
+        assert stream.num_tokens == 4
+        pieces, cursor = stream.since(0)
+        assert "".join(p.text for p in pieces) == stream.text
+        assert len(stream.text) == 4
+        assert stream.since(cursor) == ([], cursor)
+        wait_until(lambda: live.latest().totals.finished == 1)
+        story = live.story(result.value)
+        assert story is not None
+        assert next(e.kind for e in story.events) == "submitted"
+        assert live.requests()[0].request_id == result.value
+        assert live.history()[-1].output_tokens == 1
+        assert live.history(live.history()[-1].step) == ()
+
+
+def test_chat_and_token_ids_are_prompts_too_and_a_prompt_comes_once():
+    with live_engine() as live:
+        ready(live)
+        chat = live.submit(chat=[{"role": "user", "content": "hi"}], sampling=SHORT, **ME)
+        ids = live.submit(token_ids=[5, 6, 7], sampling=SHORT, tenant="b", priority=2, **ME)
+        assert finished(live, chat.value) == finished(live, ids.value) == "length"
+        wait_until(lambda: len(live.latest().ended) == 2)
+        rows = {row.request_id: row for row in live.latest().ended}
+        assert rows[chat.value].prompt_tokens == len(b"user: hi\nassistant:")
+        assert (rows[ids.value].tenant, rows[ids.value].priority, rows[ids.value].source) == ("b", 2, "prompt")
+        with pytest.raises(ControlRefused, match="found 2 of them"):
+            live.submit("x", token_ids=[1], **ME)
+        with pytest.raises(ControlRefused, match="found 0 of them"):
+            live.submit(**ME)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"text": ""}, "empty"),
+        ({"token_ids": []}, "empty"),
+        ({"token_ids": [1] * 600}, "600"),
+        ({"token_ids": [999]}, "999"),
+        ({"text": "x", "sampling": SamplingParams(temperature=float("nan"))}, "temperature is nan"),
+        ({"text": "x", "request_id": "taken"}, "taken"),
+        ({"text": "x", "tenant": ""}, "tenant"),
+    ],
+)
+def test_a_refused_prompt_gets_its_reason_and_stops_nothing(arguments, words):
+    gate = Gate()
+    with live_engine(gate=gate) as live:
+        ready(live)
+        gate.delay_s = 0.002
+        assert live.submit("first", request_id="taken", sampling=FOREVER, **ME).accepted
+        result = live.submit(**arguments, **ME)
+        assert result.outcome is Outcome.REFUSED
+        assert words in result.message
+        assert live.latest().state == "running"
+        assert live.submit("y", sampling=SHORT, **ME).accepted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"text": "x" * 11}, "11 characters, the limit is 10"),
+        ({"token_ids": [1] * 9}, "9 tokens, the limit is 8"),
+        ({"text": "x", "sampling": SamplingParams(max_tokens=0)}, "max_tokens is 0"),
+        ({"text": "x", "sampling": SamplingParams(max_tokens=7)}, "max_tokens is 7; .* from 1 to 6"),
+    ],
+)
+def test_limits_hold_whatever_a_widget_allows(arguments, words):
+    limits = LiveLimits(max_prompt_chars=10, max_prompt_tokens=8, max_output_tokens=6)
+    with live_engine(limits=limits) as live:
+        ready(live)
+        with pytest.raises(ControlRefused, match=words):
+            live.submit(**arguments, **ME)
+
+
+def test_queue_and_answers_are_bounded():
+    gate = Gate()
+    with live_engine(gate=gate, knobs={"max_num_seqs": 1}, limits=LiveLimits(max_waiting=3, max_streams=100)) as live:
+        ready(live)
+        gate.delay_s = 0.01
+        results = [live.submit("x", sampling=FOREVER, **ME) for _ in range(6)]
+        assert sum(r.accepted for r in results) in (3, 4)
+        assert "wait already, the limit is 3" in results[-1].message
+    with live_engine(gate=gate, limits=LiveLimits(max_streams=2)) as live:
+        ready(live)
+        for _ in range(2):
+            assert live.submit("x", sampling=FOREVER, **ME).accepted
+        assert "2 answers are being written" in live.submit("x", sampling=FOREVER, **ME).message
+
+
+def test_many_threads_submit_and_no_request_is_lost():
+    with live_engine(knobs={"num_blocks": 256}) as live:
+        ready(live)
+
+        def send(number: int) -> str:
+            result = live.submit(f"prompt {number}", sampling=SHORT, wait_s=20, **ME)
+            assert result.accepted, result.message
+            return result.value
+
+        with ThreadPoolExecutor(8) as pool:
+            ids = list(pool.map(send, range(96)))
+        assert len(set(ids)) == 96
+        for request_id in ids:
+            assert finished(live, request_id) == "length"
+            assert live.stream(request_id).num_tokens == 4
+        wait_until(lambda: live.latest().state == "idle")
+        totals = live.latest().totals
+        assert (totals.submitted, totals.finished, totals.output_tokens) == (96, 96, 96 * 4)
+
+
+def test_pause_holds_at_a_boundary_step_runs_exactly_one_start_goes_on():
+    gate = Gate()
+    with live_engine(gate=gate) as live:
+        ready(live)
+        gate.delay_s = 0.002
+        live.submit("x", sampling=FOREVER, **ME)
+        wait_until(lambda: live.latest().step > 5)
+        assert live.pause(**ME).accepted
+        wait_until(lambda: live.latest().state == "paused")
+        held = live.latest()
+        time.sleep(0.4)
+        assert live.latest().step == held.step
+        assert live.latest().time_s == pytest.approx(held.time_s), "nothing ages while it is held"
+        for expected in (1, 2, 3):
+            assert live.step_once(**ME).value == 1
+            assert live.latest().step == held.step + expected
+            assert live.latest().state == "paused"
+        assert live.step_once(steps=5, **ME).value == 5
+        assert live.latest().step == held.step + 8
+        assert live.start(**ME).accepted
+        wait_until(lambda: live.latest().step > held.step + 20)
+        assert live.latest().state == "running"
+
+
+def test_single_steps_bring_arrivals_forward_and_a_pause_does_not_let_them_pile_up():
+    load = LoadSpec(process="constant", rate_per_s=50.0, prompt_tokens=LengthSpec.fixed(4), output_tokens=LengthSpec.fixed(2))
+    with live_engine(load=load, paused=True) as live:
+        ready(live)
+        time.sleep(0.5)
+        assert live.latest().totals.submitted == 0
+        assert live.step_once(**ME).value == 1
+        assert live.latest().totals.submitted == 1, "the next arrival came at once, and only that one"
+        live.start(**ME)
+        wait_until(lambda: live.latest().totals.submitted >= 3)
+        assert live.latest().totals.submitted < 20, "the time of the pause does not count"
+
+
+def test_nothing_to_run_is_said_and_steps_are_bounded():
+    with live_engine() as live:
+        ready(live)
+        result = live.step_once(**ME)
+        assert (result.value, result.message) == (0, "nothing to run")
+        with pytest.raises(ControlRefused, match="steps is 1000"):
+            live.step_once(steps=1000, **ME)
+
+
+def test_cancel_ends_a_request_at_once_running_waiting_or_paused():
+    gate = Gate()
+    with live_engine(gate=gate, knobs={"max_num_seqs": 1}) as live:
+        ready(live)
+        gate.delay_s = 0.002
+        running, waiting = (live.submit("x", sampling=FOREVER, **ME).value for _ in range(2))
+        wait_until(lambda: live.latest().num_running == 1)
+        live.pause(**ME)
+        assert live.cancel(waiting, **ME).accepted
+        assert live.stream(waiting).end.reason == "cancelled"
+        assert live.cancel(running, **ME).accepted
+        assert live.stream(running).end.reason == "cancelled"
+        wait_until(lambda: (live.latest().num_running, live.latest().num_waiting) == (0, 0))
+        assert live.latest().pool.live == 0
+        assert "running" in live.cancel(running, **ME).message or not live.cancel(running, **ME).accepted
+        result = live.cancel("nobody", **ME)
+        assert (result.outcome, "nobody" in result.message) == (Outcome.REFUSED, True)
+
+
+def test_gauges_are_zero_two_seconds_after_everything_was_cancelled():
+    gate = Gate()
+    with live_engine(gate=gate, knobs={"max_num_seqs": 4}) as live:
+        ready(live)
+        gate.delay_s = 0.002
+        ids = [live.submit("x", sampling=FOREVER, **ME).value for _ in range(8)]
+        wait_until(lambda: live.latest().num_running == 4 and live.latest().kpis.output_tokens_per_s > 0)
+        for request_id in ids:
+            live.cancel(request_id, **ME)
+        time.sleep(2.0)
+        snapshot = live.latest()
+        assert snapshot.state == "idle"
+        assert (snapshot.num_running, snapshot.num_waiting, snapshot.pool.live) == (0, 0, 0)
+        assert (snapshot.kpis.output_tokens_per_s, snapshot.kpis.requests_per_s) == (0, 0)
+        assert time.perf_counter() - snapshot.wall_time_s < 1.0, "the picture is of now, not of the last step"
+
+
+def test_an_idle_engine_sleeps():
+    with live_engine() as live:
+        ready(live)
+        thread = next(t for t in threading.enumerate() if t.name == "engine")
+        assert thread.daemon
+        before_s, before = time.process_time(), live.latest().revision
+        time.sleep(1.0)
+        assert time.process_time() - before_s < 0.25
+        assert 2 <= live.latest().revision - before <= 6
+
+
+def test_pictures_are_throttled_while_running_and_stay_in_order():
+    gate = Gate()
+    with live_engine(gate=gate, knobs={"num_blocks": 512}) as live:
+        ready(live)
+        gate.delay_s = 0.001
+        for _ in range(4):
+            live.submit("x", sampling=SamplingParams(max_tokens=500, ignore_eos=True), **ME)
+        wait_until(lambda: live.latest().step > 3)
+        first = live.latest()
+        time.sleep(1.0)
+        last = live.latest()
+        assert 3 <= last.revision - first.revision <= 22
+        assert last.step - first.step > last.revision - first.revision
+
+
+def test_readers_do_not_wait_for_a_step_and_late_commands_say_so():
+    gate = Gate()
+    with live_engine(gate=gate, limits=LiveLimits(max_commands=5)) as live:
+        ready(live)
+        live.submit("x", sampling=FOREVER, **ME)
+        gate.open.clear()
+        gate.inside.clear()
+        assert gate.inside.wait(10)
+        began = time.perf_counter()
+        for _ in range(100):
+            live.latest()
+            live.history()
+            live.lease()
+        assert time.perf_counter() - began < 0.5
+        result = live.pause(**ME, wait_s=0.05)
+        assert (result.outcome, result.accepted) == (Outcome.WAITING, False)
+        for _ in range(4):
+            live.start(**ME, wait_s=0.0)
+        with pytest.raises(ControlRefused, match="5 commands already wait"):
+            live.start(**ME, wait_s=0.0)
+        gate.open.set()
+        wait_until(lambda: "pause" in [entry.command for entry in live.audit()], what="the late command")
+        assert live.pause(**ME).accepted
+
+
+def test_knobs_change_together_or_not_at_all():
+    with live_engine() as live:
+        ready(live)
+        assert live.set_scheduler(max_num_seqs=3, queue_policy="priority", **ME).accepted
+        assert live.latest().config.scheduler.max_num_seqs == 3, "the answer comes after the picture"
+        for bad, words in [
+            (lambda: live.set_scheduler(max_num_seqs=0, **ME), "max_num_seqs is 0"),
+            (lambda: live.set_scheduler(speed=1, **ME), "unknown knob speed"),
+            (lambda: live.set_cache(block_size=0, **ME), "block_size is 0"),
+            (lambda: live.set_scheduler(preemption_mode="swap", **ME), "num_swap_blocks is 0"),
+        ]:
+            result = bad()
+            assert result.outcome is Outcome.REFUSED
+            assert words in result.message
+        both = live.configure(scheduler={"preemption_mode": "swap"}, cache={"num_swap_blocks": 8, "num_blocks": 32}, **ME)
+        assert both.accepted, both.message
+        back = live.configure(scheduler={"preemption_mode": "recompute"}, cache={"num_swap_blocks": 0}, **ME)
+        assert back.accepted, back.message
+        assert live.config.cache.num_swap_blocks == 0
+        assert live.latest().pool.total == 32
+        assert live.config.scheduler.max_num_seqs == 3
+
+
+def test_a_smaller_pool_loses_no_running_request():
+    gate = Gate()
+    with live_engine(gate=gate, knobs={"num_blocks": 128}, paused=True) as live:
+        ready(live)
+        gate.delay_s = 0.002
+        ids = [live.submit("some words", sampling=SamplingParams(max_tokens=40, ignore_eos=True), **ME).value for _ in range(6)]
+        live.step_once(steps=3, **ME)
+        assert live.latest().num_running == 6
+        assert live.set_cache(num_blocks=30, **ME).accepted
+        assert live.latest().num_running + live.latest().num_preempted + live.latest().num_waiting == 6
+        live.start(**ME)
+        for request_id in ids:
+            assert finished(live, request_id) == "length"
+            assert live.stream(request_id).num_tokens == 40
+        assert live.latest().totals.preemptions >= 6
+
+
+def test_load_starts_changes_and_stops_live():
+    lengths = {"prompt_tokens": LengthSpec.fixed(5), "output_tokens": LengthSpec.fixed(3)}
+    with live_engine(knobs={"num_blocks": 256}) as live:
+        ready(live)
+        assert live.load is None
+        assert live.set_load(process="closed_loop", users=4, ignore_eos=True, **lengths, **ME).accepted
+        wait_until(lambda: live.load_counts.ended > 40)
+        counts = live.load_counts
+        assert counts.in_flight <= 4
+        assert "4 users" in live.latest().load_label
+        assert live.set_load(users=2, **ME).accepted
+        assert live.load.users == 2
+        assert live.load.prompt_tokens == lengths["prompt_tokens"], "a change keeps the other knobs"
+        for knobs, words in [
+            ({"users": 513}, "users is 513; this dashboard allows at most 512"),
+            ({"process": "poisson", "rate_per_s": 1e4}, "rate_per_s is 10000"),
+            ({"process": "burst", "burst_size": 5000}, "burst_size is 5000"),
+            ({"prompt_tokens": LengthSpec.fixed(512)}, "512 tokens, but the model takes 512"),
+            ({"users": 0}, "users is 0"),
+        ]:
+            result = live.set_load(**knobs, **ME)
+            assert result.outcome is Outcome.REFUSED
+            assert words in result.message
+        assert live.load.users == 2
+        assert live.set_load(on=False, **ME).accepted
+        wait_until(lambda: live.latest().state == "idle")
+        assert live.load is None
+        assert live.latest().load_label == ""
+
+
+@pytest.mark.parametrize("clock", [StepClock, VirtualClock, PausableClock])
+def test_an_idle_engine_reaches_the_next_arrival_on_every_clock(clock):
+    load = LoadSpec(
+        process="constant", rate_per_s=5.0, num_requests=4,
+        prompt_tokens=LengthSpec.fixed(3), output_tokens=LengthSpec.fixed(1), ignore_eos=True,
+    )  # fmt: skip
+    with live_engine(clock=clock, load=load) as live:
+        wait_until(lambda: live.latest().totals.finished == 4)
+
+
+def test_reset_begins_again_and_tells_the_readers():
+    gate = Gate()
+    with live_engine(gate=gate) as live:
+        ready(live)
+        gate.delay_s = 0.002
+        request_id = live.submit("x", sampling=FOREVER, **ME).value
+        wait_until(lambda: live.latest().num_running == 1)
+        assert live.reset(**ME).accepted
+        assert live.stream(request_id).end.message == "the engine was reset"
+        wait_until(lambda: live.latest().num_running == 0)
+        assert live.latest().totals.submitted == 0
+        assert live.latest().pool.live == live.latest().pool.cached == 0
+        again = live.submit("x", sampling=SHORT, **ME)
+        assert finished(live, again.value) == "length"
+
+
+def test_speed_limits_steps_and_can_be_lifted():
+    with live_engine() as live:
+        ready(live)
+        assert live.set_speed(20.0, **ME).accepted
+        live.submit("x", sampling=SamplingParams(max_tokens=200, ignore_eos=True), **ME)
+        wait_until(lambda: live.latest().step > 2)
+        first, began = live.latest().step, time.perf_counter()
+        time.sleep(1.0)
+        rate = (live.latest().step - first) / (time.perf_counter() - began)
+        assert 4 <= rate <= 30
+        assert live.set_speed(None, **ME).accepted
+        wait_until(lambda: live.latest().state == "idle", 10)
+        with pytest.raises(ControlRefused, match="the speed is 0"):
+            live.set_speed(0, **ME)
+
+
+def test_a_failed_step_is_said_and_start_goes_on_with_every_request():
+    gate = Gate()
+    with live_engine(gate=gate) as live:
+        ready(live)
+        gate.delay_s = 0.002
+        ids = [live.submit("x", sampling=SamplingParams(max_tokens=60, ignore_eos=True), **ME).value for _ in range(3)]
+        wait_until(lambda: live.latest().num_running == 3)
+        gate.fail_next = ExecutorError("the kernel was unhappy")
+        wait_until(lambda: live.latest().state == "failed")
+        assert "the kernel was unhappy" in live.latest().message
+        assert live.step_once(**ME).value == 0
+        assert live.start(**ME).accepted
+        for request_id in ids:
+            assert finished(live, request_id) == "length"
+
+
+def test_a_defect_in_a_step_stops_the_engine_and_reset_builds_a_new_one(caplog):
+    gate = Gate()
+    with live_engine(gate=gate) as live:
+        ready(live)
+        gate.fail_next = ZeroDivisionError("a defect")
+        request_id = live.submit("x", sampling=FOREVER, **ME).value
+        wait_until(lambda: live.latest().state == "failed")
+        assert "ZeroDivisionError: a defect" in live.latest().message
+        assert not live.start(**ME).accepted
+        assert live.reset(wait_s=10, **ME).accepted
+        assert live.stream(request_id).end is not None
+        assert finished(live, live.submit("y", sampling=SHORT, **ME).value) == "length"
+        assert "a step failed" in caplog.text
+
+
+def test_a_defect_in_a_command_is_an_answer_and_not_the_end():
+    with live_engine() as live:
+        ready(live)
+        result = live.submit(token_ids=[1, 2], sampling=SHORT, slo="soon", **ME)  # type: ignore[arg-type]
+        assert result.outcome is Outcome.REFUSED
+        assert live.is_alive
+        assert finished(live, live.submit("y", sampling=SHORT, **ME).value) == "length"
+
+
+def make_models(config, progress):
+    """A factory that knows two models."""
+    if config.model == "broken":
+        raise CheckpointError("broken/config.json is no JSON")
+    if config.model == "defect":
+        raise KeyError("lm_head")
+    return scripted_engine(clock=PausableClock(), num_blocks=32 if config.model == "tiny" else 48)
+
+
+def test_another_model_takes_over_and_a_broken_one_leaves_the_old():
+    with live_engine(factory=make_models) as live:
+        ready(live)
+        assert live.latest().pool.total == 32
+        request_id = live.submit("x", sampling=SamplingParams(max_tokens=100, ignore_eos=True), **ME).value
+        assert live.set_model(model="other", wait_s=10, **ME).accepted
+        wait_until(lambda: live.latest().pool.total == 48)
+        assert live.stream(request_id).end is not None
+        for name, words in (("broken", "no JSON"), ("defect", "KeyError: 'lm_head'")):
+            result = live.set_model(model=name, wait_s=10, **ME)
+            assert result.outcome is Outcome.REFUSED
+            assert words in result.message
+            assert "previous model runs again" in result.message
+            wait_until(lambda: live.latest().state == "idle")
+            assert words in live.latest().message
+        assert finished(live, live.submit("x", sampling=SHORT, **ME).value) == "length"
+        with pytest.raises(ConfigError, match="unknown knob modle"):
+            live.set_model(modle="tiny", **ME)
+
+
+def test_an_engine_that_cannot_start_says_why_and_can_be_given_another_model():
+    with live_engine(factory=make_models, config=EngineConfig(model="broken")) as live:
+        wait_until(lambda: live.latest().state == "failed")
+        assert "config.json is no JSON" in live.latest().message
+        assert "no JSON" in live.reset(**ME).message
+        with pytest.raises(ControlRefused, match="still starting"):
+            live.submit("x", **ME)
+        assert live.set_model(model="tiny", wait_s=10, **ME).accepted
+        assert finished(live, live.submit("x", sampling=SHORT, **ME).value) == "length"
+
+
+def test_one_engine_a_process_whoever_asks():
+    with live_engine() as live:
+        assert running_engine() is live
+        assert get_live() is live
+        second = LiveEngine(EngineConfig(model="tiny"), engine_factory=lambda c, p: scripted_engine())
+        with pytest.raises(ControlRefused, match="already runs"):
+            second.launch()
+        # A module that is imported a second time (an editor saved it) has other globals and finds the same engine.
+        spec = importlib.util.spec_from_file_location("core_live_again", core.live.__file__)
+        again = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(again)
+        assert again.get_live() is live
+    assert running_engine() is None
+    with pytest.raises(ControlRefused, match="has been stopped"):
+        live.launch()
+
+
+def test_close_is_quick_refuses_late_commands_and_puts_the_interpreter_back():
+    interval = sys.getswitchinterval()
+    gate = Gate()
+    with live_engine(gate=gate) as live:
+        ready(live)
+        assert sys.getswitchinterval() < interval
+        gate.delay_s = 0.01
+        request_id = live.submit("x", sampling=FOREVER, **ME).value
+        began = time.perf_counter()
+        live.close()
+        live.close()
+        assert time.perf_counter() - began < 2
+        assert live.latest().state == "stopped"
+        assert live.latest().num_running == 0
+        assert live.stream(request_id).end.message == "the engine has stopped"
+        with pytest.raises(ControlRefused, match="has stopped"):
+            live.pause(**ME)
+    assert sys.getswitchinterval() == pytest.approx(interval)
+    gc.unfreeze()
+
+
+def test_a_stop_during_the_start_does_not_wait_for_the_load():
+    def slow(config, progress):
+        for part in range(1000):
+            progress(f"reading part {part}")
+            time.sleep(0.01)
+        raise AssertionError("the load was not ended")
+
+    with live_engine(factory=slow) as live:
+        wait_until(lambda: live.latest().progress.startswith("reading part 1"))
+        assert live.latest().state == "starting"
+        assert live.latest().info is None
+        began = time.perf_counter()
+        live.close()
+        assert time.perf_counter() - began < 1
+        assert live.latest().state == "stopped"
+
+
+def test_answers_are_kept_for_followed_requests_only():
+    load = LoadSpec(process="burst", burst_size=2, prompt_tokens=LengthSpec.fixed(3), output_tokens=LengthSpec.fixed(1))
+    with live_engine(load=load) as live:
+        wait_until(lambda: live.latest().totals.finished == 2)
+        with pytest.raises(UnknownRequest, match="no answer is kept"):
+            live.stream(live.latest().ended[0].request_id)
+
+
+def test_a_reader_can_wait_for_an_answer_in_its_own_thread():
+    gate = Gate()
+    with live_engine(gate=gate) as live:
+        ready(live)
+        gate.delay_s = 0.005
+        stream = live.stream(live.submit("x", sampling=SamplingParams(max_tokens=20, ignore_eos=True), **ME).value)
+        text, cursor = "", 0
+        while True:
+            ended = stream.end is not None
+            pieces, cursor = stream.since(cursor)
+            text += "".join(p.text for p in pieces)
+            if ended:
+                break
+            assert stream.wait(cursor, 10)
+        assert text == stream.text
+        assert len(text) == 20
+        assert not stream.wait(cursor + 1, 0.01) or stream.end is not None
+
+
+def test_a_deadline_ends_a_request():
+    gate = Gate()
+    with live_engine(gate=gate) as live:
+        ready(live)
+        gate.delay_s = 0.005
+        result = live.submit("x", sampling=FOREVER, timeout_s=0.2, **ME)
+        assert finished(live, result.value) == "deadline"
+
+
+def test_ceilings_are_measured_once_and_shown():
+    from core.snapshot import RooflineCeilings
+
+    calls = []
+
+    def probe(engine):
+        calls.append(engine)
+        return RooflineCeilings("this machine", 1e11, 2e10, None, 1 << 28, "float32")
+
+    with live_engine(probe=probe, factory=make_models) as live:
+        ready(live)
+        assert live.latest().ceilings.peak_flops == 1e11
+        live.set_model(model="other", wait_s=10, **ME)
+        wait_until(lambda: live.latest().pool.total == 48)
+        assert live.latest().ceilings.peak_flops == 1e11
+        assert len(calls) == 1
+
+
+def test_commands_leave_a_line_on_the_audit_list():
+    with live_engine() as live:
+        ready(live)
+        live.set_scheduler(max_num_seqs=5, **ME)
+        live.set_scheduler(max_num_seqs=0, **ME)
+        newest, older = live.audit()[:2]
+        assert (newest.command, newest.outcome, newest.session_id) == ("configure", "refused", LOCAL)
+        assert "max_num_seqs is 0" in newest.message
+        assert (older.outcome, older.detail) == ("accepted", "scheduler max_num_seqs=5")
