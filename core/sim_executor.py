@@ -10,11 +10,14 @@ the tokens of the plain run.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import compress
+from operator import add
+from typing import NamedTuple
 from zlib import crc32
 
 from core.clock import Clock, VirtualClock
 from core.config import CacheConfig, EngineConfig
-from core.cost_model import CostModel, StepComposition
+from core.cost_model import CostModel, StepComposition, StepSums
 from core.devices import DEVICES, DeviceSpec
 from core.errors import ConfigError
 from core.executor import ExecutorInfo
@@ -28,6 +31,14 @@ DEFAULT_DEVICE = "H100 SXM"
 _STRIDE = 0x9E3779B1  # odd, so that places of one request get different tokens for any vocabulary
 
 
+class PricedStep(NamedTuple):
+    """What a step came to: sums over all that ran, sums over what was useful, and the columns."""
+
+    run: StepSums
+    useful: StepSums
+    composition: StepComposition
+
+
 class SimExecutor:
     """Implements `core.executor.Executor` on a virtual clock.
 
@@ -37,6 +48,9 @@ class SimExecutor:
         output_lengths: request id -> number of output tokens after which the model's end token comes; requests that are
             not in it run to their `max_tokens`.
         device: its name, for labels.
+
+    Attributes:
+        last: the latest step as it was priced; None before the first.
     """
 
     def __init__(
@@ -59,6 +73,8 @@ class SimExecutor:
         self._bases: dict[str, int] = {}
         self._ends: dict[str, int] = {}  # position of the end token
         spec = model.spec
+        self._window = spec.sliding_window
+        self.last: PricedStep | None = None
         self._vocab = spec.vocab_size
         self._eos = spec.eos_token_ids[0] if spec.eos_token_ids else None
         self._silent = frozenset(spec.eos_token_ids)
@@ -89,7 +105,9 @@ class SimExecutor:
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Price the step, let its time pass, answer each row that samples."""
         composition = StepComposition.from_scheduler_output(scheduler_output, self._block_bytes)
-        timing = self._timer.predict(composition)
+        run = composition.padded_sums(self._window)
+        self.last = PricedStep(run, composition.sums(self._window) if composition.padded_rows else run, composition)
+        timing = self._timer.predict(run, composition.swap_bytes, composition.copy_bytes)
         self._clock.advance(step_seconds(timing))
         return ModelRunnerOutput(scheduler_output.step, self._tokens(scheduler_output), timing)
 
@@ -116,20 +134,25 @@ class SimExecutor:
             length = self._lengths.get(request_id)
             if length is not None and self._eos is not None:
                 ends[request_id] = new.num_prompt_tokens + length
-        vocab, silent = self._vocab, self._silent
-        answers = []
-        columns = zip(output.request_ids, output.num_scheduled_tokens, output.num_computed_tokens, output.samples, strict=True)
-        for request_id, queries, computed, samples in columns:
-            if not samples:
-                continue
-            place = computed + queries + 1  # 1-based place of the new token in prompt + output
-            token = (bases[request_id] + place * _STRIDE) % vocab
-            while token in silent:
-                token = (token + 1) % vocab
-            if self._eos is not None and ends and place >= ends.get(request_id, place + 1):
-                token = self._eos
-            answers.append((request_id, token))
-        return tuple(answers)
+        vocab, eos = self._vocab, self._eos
+        rows = output.request_ids
+        places = list(map(add, output.num_computed_tokens, output.num_scheduled_tokens))  # of the new token, from 0
+        if not all(output.samples):
+            rows, places = tuple(compress(rows, output.samples)), list(compress(places, output.samples))
+        tokens = [(bases[r] + place * _STRIDE) % vocab for r, place in zip(rows, places, strict=True)]
+        if not self._silent.isdisjoint(tokens):
+            tokens = [self._audible(token) for token in tokens]
+        if ends and eos is not None:
+            tokens = [
+                eos if place + 1 >= ends.get(r, place + 2) else token
+                for r, place, token in zip(rows, places, tokens, strict=True)
+            ]
+        return tuple(zip(rows, tokens, strict=True))
+
+    def _audible(self, token: int) -> int:
+        while token in self._silent:
+            token = (token + 1) % self._vocab
+        return token
 
 
 def simulated_spec(config: EngineConfig) -> ModelSpec:

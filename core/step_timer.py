@@ -15,12 +15,11 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from core.cost_model import CostModel, StepComposition, StepCost, experts_touched
+from core.cost_model import CostModel, StepComposition, StepSums, experts_touched
 from core.devices import DeviceSpec
 from core.errors import ConfigError
 from core.outputs import StepTiming
 from core.roofline import ATTAINABLE, Efficiency, bandwidth_for, model_time
-from core.step_composition import NO_WORK
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -33,9 +32,14 @@ class StepTimer(Protocol):
         """What the prediction rests on, for pages."""
         ...
 
-    def predict(self, composition: StepComposition) -> StepTiming:
-        """Seconds of a step: `prepare_s` holds the cost outside the forward pass."""
+    def predict(self, run: StepSums, swap_bytes: float = 0.0, copy_bytes: float = 0.0) -> StepTiming:
+        """Seconds of a step, padding included in `run`; `prepare_s` holds the cost outside the forward pass."""
         ...
+
+
+def predict_composition(timer: StepTimer, composition: StepComposition, window: int | None = None) -> StepTiming:
+    """Seconds of one step from its columns; `window` is the model's sliding window."""
+    return timer.predict(composition.padded_sums(window), composition.swap_bytes, composition.copy_bytes)
 
 
 class RooflineTimer:
@@ -50,9 +54,10 @@ class RooflineTimer:
     def label(self) -> str:
         return f"roofline of {self.device.name}, {self.efficiency.source}"
 
-    def predict(self, composition: StepComposition) -> StepTiming:
+    def predict(self, run: StepSums, swap_bytes: float = 0.0, copy_bytes: float = 0.0) -> StepTiming:
         """Price one step."""
-        time = model_time(self.model, self.device, self.model.cost(composition), self.efficiency)
+        cost = self.model.cost_of_sums(run, None, swap_bytes, copy_bytes)
+        time = model_time(self.model, self.device, cost, self.efficiency)
         return StepTiming(prepare_s=time.overhead_s, forward_s=time.total_s - time.overhead_s)
 
 
@@ -118,20 +123,11 @@ def roofline_coefficients(device: DeviceSpec, parameter_bytes: float, working_se
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LinearTerms:
-    """Parameters that a step's rows meet: what the law is multiplied with.
+class CalibratedTimer:
+    """A fitted law on one model.
 
     For a mixture of experts the weights of all touched experts are read, but a token meets only its own.
     """
-
-    read: float
-    met: float
-    head: float
-
-
-class CalibratedTimer:
-    """A fitted law on one model."""
 
     def __init__(self, model: CostModel, coefficients: StepCoefficients, source: str = "fitted to measured steps") -> None:
         self.model = model
@@ -151,17 +147,16 @@ class CalibratedTimer:
         """The same machine running another model."""
         return CalibratedTimer(model, self.coefficients, self.source)
 
-    def predict(self, composition: StepComposition) -> StepTiming:
+    def predict(self, run: StepSums, swap_bytes: float = 0.0, copy_bytes: float = 0.0) -> StepTiming:
         """Price one step."""
-        run = composition.padded_sums(self.model.spec.sliding_window)
-        if run == NO_WORK:
-            return StepTiming(prepare_s=self.coefficients.host_fixed_s)
         c, model = self.coefficients, self.model
+        if not run.rows:
+            return StepTiming(prepare_s=c.host_fixed_s + c.swap_byte_s * swap_bytes)
         forward = c.fixed_s + c.row_s * run.rows + self._linear_s(run.query_tokens) + self._head * c.law(run.sampled)
-        forward += c.kv_byte_s * (model.kv_read_per_token * run.context_tokens + composition.copy_bytes)
+        forward += c.kv_byte_s * (model.kv_read_per_token * run.context_tokens + copy_bytes)
         forward += c.attention_flop_s * model.attention_flops_per_pair * run.attended_tokens
         host = c.host_fixed_s + c.host_row_s * run.rows + c.host_token_s * run.query_tokens
-        return StepTiming(prepare_s=host + c.swap_byte_s * composition.swap_bytes, forward_s=forward)
+        return StepTiming(prepare_s=host + c.swap_byte_s * swap_bytes, forward_s=forward)
 
     def _linear_s(self, tokens: int) -> float:
         c = self.coefficients
@@ -184,18 +179,12 @@ class SlowedTimer:
     def label(self) -> str:
         return f"{self._timer.label}, times {self._factor:g}"
 
-    def predict(self, composition: StepComposition) -> StepTiming:
+    def predict(self, run: StepSums, swap_bytes: float = 0.0, copy_bytes: float = 0.0) -> StepTiming:
         """Price one step."""
-        t = self._timer.predict(composition)
+        t = self._timer.predict(run, swap_bytes, copy_bytes)
         return replace(t, prepare_s=t.prepare_s * self._factor, forward_s=t.forward_s * self._factor)
 
 
 def step_seconds(timing: StepTiming) -> float:
     """All seconds of a predicted step."""
     return timing.prepare_s + timing.forward_s + timing.sample_s + timing.transfer_s
-
-
-def cost_of(timer: StepTimer, composition: StepComposition) -> StepCost | None:
-    """FLOPs and bytes of a step where the timer knows its model."""
-    model = getattr(timer, "model", None)
-    return model.cost(composition) if isinstance(model, CostModel) else None

@@ -1,0 +1,265 @@
+"""What a simulated run adds up to, in memory that does not grow with its steps.
+
+    step    -> sums, time by what bound the batch, a series of at most 1,024 points
+    request -> TTFT, TPOT, E2E, queue time (8 bytes each), gaps into a histogram of 1 % wide bins
+
+The definitions of the latencies are those of `core.latency`: a request's record comes from there.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from core.cost_model import CostModel, StepSums, experts_touched
+from core.latency import percentiles
+from core.model_spec import ModelSpec
+from core.records import RequestRecord
+from core.snapshot import Percentiles
+
+FINISHED = frozenset(("stop", "length", "capacity"))
+_BINS_PER_DECADE = 231  # 10 ** (1 / 231) = 1.01
+_LOWEST_S, _DECADES = 1e-7, 13
+
+
+class GapHistogram:
+    """Token gaps by logarithm; a percentile is the geometric middle of its bin, so within 0.5 %."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(_BINS_PER_DECADE * _DECADES + 1, np.int64)
+        self._pending: array[float] = array("d")
+
+    def extend(self, gaps_s: tuple[float, ...]) -> None:
+        """Take gaps in, s."""
+        self._pending.extend(gaps_s)
+        if len(self._pending) > 65_536:
+            self._settle()
+
+    def _settle(self) -> None:
+        if len(self._pending):
+            values = np.maximum(np.frombuffer(self._pending), _LOWEST_S)
+            at = np.minimum((np.log10(values / _LOWEST_S) * _BINS_PER_DECADE).astype(np.int64), len(self._counts) - 1)
+            self._counts += np.bincount(at, minlength=len(self._counts))
+            self._pending = array("d")
+
+    def percentiles(self) -> Percentiles:
+        """p50, p95, p99, s."""
+        self._settle()
+        total = int(self._counts.sum())
+        if not total:
+            return Percentiles()
+        edges = np.cumsum(self._counts)
+
+        def at(share: float) -> float:
+            index = int(np.searchsorted(edges, share * (total - 1), side="right"))
+            return float(_LOWEST_S * 10 ** ((index + 0.5) / _BINS_PER_DECADE))
+
+        return Percentiles(total, at(0.50), at(0.95), at(0.99))
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesPoint:
+    """Means over one stretch of time: requests running and waiting, live share of the pool, output tokens/s."""
+
+    time_s: float
+    running: float
+    waiting: float
+    kv_usage: float
+    output_tokens_per_s: float
+
+
+class ThinnedSeries:
+    """Time-weighted means in equal stretches; when there are too many, neighbours are merged and stretches double."""
+
+    def __init__(self, max_points: int = 1024, width_s: float = 1e-3) -> None:
+        self._max = max_points
+        self._width_s = width_s
+        self._start_s: float | None = None
+        self._sums: list[list[float]] = []  # seconds, running, waiting, usage (each times seconds), tokens
+
+    def add(self, start_s: float, duration_s: float, running: int, waiting: int, usage: float, tokens: int) -> None:
+        """Take one step in."""
+        if self._start_s is None:
+            self._start_s = start_s
+        index = int((start_s - self._start_s) / self._width_s)
+        while index >= self._max:
+            self._merge()
+            index = int((start_s - self._start_s) / self._width_s)
+        sums = self._sums
+        while len(sums) <= index:
+            sums.append([0.0, 0.0, 0.0, 0.0, 0.0])
+        at = sums[index]
+        at[0] += duration_s
+        at[1] += running * duration_s
+        at[2] += waiting * duration_s
+        at[3] += usage * duration_s
+        at[4] += tokens
+
+    def _merge(self) -> None:
+        if len(self._sums) % 2:
+            self._sums.append([0.0] * 5)
+        pairs = zip(self._sums[::2], self._sums[1::2], strict=True)
+        self._sums = [[a + b for a, b in zip(left, right, strict=True)] for left, right in pairs]
+        self._width_s *= 2
+
+    def points(self) -> tuple[SeriesPoint, ...]:
+        """The series, oldest first; stretches in which nothing ran are left out."""
+        start, width = self._start_s or 0.0, self._width_s
+        return tuple(
+            SeriesPoint(start + i * width, s[1] / s[0], s[2] / s[0], s[3] / s[0], s[4] / max(width, s[0]))
+            for i, s in enumerate(self._sums)
+            if s[0] > 0
+        )
+
+
+class _Column:
+    """Step sums added up."""
+
+    __slots__ = ("attended", "context", "experts", "queries", "sampled", "sampling_steps", "steps")
+
+    def __init__(self) -> None:
+        self.steps = self.queries = self.sampled = self.sampling_steps = self.context = self.attended = 0
+        self.experts = 0.0
+
+    def add(self, sums: StepSums, spec: ModelSpec) -> None:
+        self.steps += 1
+        self.queries += sums.query_tokens
+        self.context += sums.context_tokens
+        self.attended += sums.attended_tokens
+        if sums.sampled:
+            self.sampled += sums.sampled
+            self.sampling_steps += 1
+        if spec.num_experts:
+            self.experts += experts_touched(spec.num_experts, spec.num_experts_per_tok, sums.query_tokens)
+
+    def flops(self, cost: CostModel) -> float:
+        """All operations."""
+        return (
+            cost.layer_flops_per_token * self.queries
+            + cost.attention_flops_per_pair * self.attended
+            + cost.head_flops * self.sampled
+        )
+
+    def bytes(self, cost: CostModel) -> float:
+        """Weights, KV read, KV written."""
+        weights = cost.dense_bytes * self.steps + cost.embedding_row_bytes * self.queries
+        weights += cost.head_bytes * self.sampling_steps + cost.expert_bytes * self.experts
+        return weights + cost.kv_read_per_token * (self.context + self.queries)
+
+
+class WorkSums:
+    """Sums over the steps of a run.
+
+    FLOPs and bytes are linear in a step's sums (the experts that a mixture touches are not, and are added step by
+    step), so the totals are priced once, at the end.
+    """
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+        self._run, self._padded_run, self._padded_useful = _Column(), _Column(), _Column()
+        self._moved_bytes = 0.0
+        self.rows = self.prefill_tokens = self.waited_steps = self.full_steps = self.preemptions = 0
+        self.busy_s = self.peak_kv_usage = 0.0
+
+    def add_step(self, duration_s: float, run: StepSums, useful: StepSums, swap_bytes: float, copy_bytes: float) -> None:
+        """Take one step in; `useful` is `run` itself if nothing is padded."""
+        self.busy_s += duration_s
+        self.rows += useful.rows
+        spec = self._cost.spec
+        if useful is run:
+            self._run.add(run, spec)
+        else:
+            self._padded_run.add(run, spec)
+            self._padded_useful.add(useful, spec)
+        self._moved_bytes += swap_bytes + 2 * copy_bytes
+
+    @property
+    def steps(self) -> int:
+        return self._run.steps + self._padded_run.steps
+
+    @property
+    def flops(self) -> float:
+        return self._run.flops(self._cost) + self._padded_run.flops(self._cost)
+
+    @property
+    def useful_flops(self) -> float:
+        return self._run.flops(self._cost) + self._padded_useful.flops(self._cost)
+
+    @property
+    def moved_bytes(self) -> float:
+        return self._run.bytes(self._cost) + self._padded_run.bytes(self._cost) + self._moved_bytes
+
+    @property
+    def useful_bytes(self) -> float:
+        return self._run.bytes(self._cost) + self._padded_useful.bytes(self._cost)
+
+
+@dataclass(slots=True)
+class TenantSums:
+    """Counts of one tenant's requests."""
+
+    submitted: int = 0
+    finished: int = 0
+    output_tokens: int = 0
+    ttft_s: array[float] = field(default_factory=lambda: array("d"))
+
+
+class RequestSums:
+    """Latencies and counts of ended requests."""
+
+    def __init__(self) -> None:
+        self.ttft_s: array[float] = array("d")
+        self.tpot_s: array[float] = array("d")
+        self.e2e_s: array[float] = array("d")
+        self.queue_s: array[float] = array("d")
+        self.gaps = GapHistogram()
+        self.finished = self.cancelled = self.with_slo = self.met_slo = 0
+        self.output_tokens = self.prompt_tokens = 0
+        self.last_end_s = -math.inf
+        self.tenants: dict[str, TenantSums] = {}
+
+    def tenant(self, name: str) -> TenantSums:
+        """Sums of one tenant."""
+        found = self.tenants.get(name)
+        if found is None:
+            found = self.tenants[name] = TenantSums()
+        return found
+
+    def end(self, record: RequestRecord) -> None:
+        """Take an ended request (not a refused one)."""
+        self.last_end_s = max(self.last_end_s, record.finished_s)
+        if record.slo_met is not None:
+            self.with_slo += 1
+            self.met_slo += record.slo_met
+        self.gaps.extend(record.itl_s)
+        self.output_tokens += record.output_tokens
+        tenant = self.tenant(record.tenant)
+        tenant.output_tokens += record.output_tokens
+        if record.ttft_s is not None:
+            self.ttft_s.append(record.ttft_s)
+            tenant.ttft_s.append(record.ttft_s)
+        if record.queue_s is not None:
+            self.queue_s.append(record.queue_s)
+        if record.finish_reason not in FINISHED:
+            self.cancelled += 1
+            return
+        self.finished += 1
+        self.prompt_tokens += record.prompt_tokens
+        tenant.finished += 1
+        self.e2e_s.append(record.e2e_s)
+        if record.tpot_s is not None:
+            self.tpot_s.append(record.tpot_s)
+
+
+def percentiles_of(values: array[float]) -> Percentiles:
+    """p50, p95, p99 of a column."""
+    return percentiles(as_array(values))
+
+
+def as_array(values: array[float]) -> npt.NDArray[np.float64]:
+    """A copy as a numpy column (a view would lock the array's size)."""
+    return np.array(values, dtype=np.float64)
