@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import streamlit as st
 
@@ -15,6 +16,7 @@ from pages.parts import frame, ticker
 from pages.parts.engine_access import engine
 from pages.parts.tiles import draw_tiles
 
+HERE = Path(__file__).resolve().parent
 HEIGHT = 300
 QUESTIONS = (
     ("live.py", "What is in the batch right now?", "stacked_bar_chart"),
@@ -84,7 +86,7 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     draw_tiles(snapshot, history)
     with st.container(horizontal=True, key="home_links", gap="medium"):
         for file, question, icon in QUESTIONS:
-            st.page_link(file, label=question, icon=f":material/{icon}:")
+            st.page_link(HERE / file, label=question, icon=f":material/{icon}:")
     frame.footer()
 
 

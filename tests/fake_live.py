@@ -133,16 +133,19 @@ class FakeLive:
         return self.streams[request_id]
 
     def set_scheduler(self, *, session_id: str = LOCAL, wait_s: float = 2.0, **knobs: Any) -> CommandResult:
+        self.control.check(session_id)
         changed = replace_knobs(self.run.scheduler, **knobs)
         check_pair(changed, self.run.cache)
         self.run.scheduler = changed
         return self._note("set_scheduler", session_id, **knobs)
 
     def set_cache(self, *, session_id: str = LOCAL, wait_s: float = 2.0, **knobs: Any) -> CommandResult:
+        self.control.check(session_id)
         check_pair(self.run.scheduler, replace_knobs(self.run.cache, **knobs))
         return self._note("set_cache", session_id, **knobs)
 
     def set_load(self, *, on: bool = True, session_id: str = LOCAL, wait_s: float = 2.0, **knobs: Any) -> CommandResult:
+        self.control.check(session_id)
         self.load = replace_knobs(self.load or LoadSpec(), **knobs) if on else None
         return self._note("set_load", session_id, **knobs)
 

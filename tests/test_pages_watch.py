@@ -1,0 +1,254 @@
+"""Home, Live and Prompt on fake snapshots: what is shown, how large a tick is, what a command does."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from core.config import SchedulerConfig
+from core.control import LOCAL
+from core.outputs import BoundBy
+from core.streams import StreamPiece
+from pages.parts import answers, element, engine_access, frame, request_sets, status_bar, tiles
+from tests.fake_live import FakeLive
+from tests.fake_snapshots import FakeRun, busy_run, heavy_run, idle_snapshot, starting_snapshot
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("home", "live", "prompt")
+HARNESS = """
+import streamlit as st
+from pathlib import Path
+
+files = [Path({root!r}) / "pages" / f"{{name}}.py" for name in ("home", "live", "kv_blocks", "roofline", "prompt")]
+st.navigation([st.Page(file, default=file.stem == {first!r}) for file in files]).run()
+"""
+
+
+@pytest.fixture
+def live():
+    fake = FakeLive()
+    engine_access.install(fake)
+    yield fake
+    engine_access.install(None)
+
+
+def open_page(name):
+    at = AppTest.from_string(HARNESS.format(root=str(ROOT), first=name), default_timeout=60).run()
+    assert not at.exception
+    return at
+
+
+def html_of(at):
+    return "\n".join(node.proto.body for node in at.get("html"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("scene", ["busy", "starting", "idle"])
+def test_pages_draw_in_every_state(live, page, scene):
+    live.picture = {"busy": live.picture, "starting": starting_snapshot(), "idle": idle_snapshot()}[scene]
+    if scene != "busy":
+        live.run.records.clear()
+    at = open_page(page)
+    assert "bs-heading" in html_of(at)
+    words = " ".join(node.value for node in (*at.text, *at.info))
+    if scene == "starting":
+        assert "reading weights" in words.replace("\\", "")
+    if scene == "idle" and page != "prompt":
+        assert "was submitted" in words
+        assert any("load" in button.label for button in at.button)
+
+
+def test_the_whole_app_runs_and_offers_the_settings(live):
+    at = AppTest.from_file(str(ROOT / "pages" / "main.py"), default_timeout=60).run()
+    assert not at.exception
+    labels = {widget.label for widget in (*at.number_input, *at.selectbox, *at.toggle)}
+    assert {"max_num_seqs", "max_num_batched_tokens", "block_size", "enable_prefix_caching", "Arrivals"} <= labels
+
+
+def knob(at, label):
+    return next(widget for widget in (*at.number_input, *at.selectbox, *at.toggle) if widget.label == label)
+
+
+def test_a_knob_takes_effect_and_a_bad_value_is_refused_in_the_words_of_the_core(live):
+    at = AppTest.from_file(str(ROOT / "pages" / "main.py"), default_timeout=60).run()
+    knob(at, "max_num_seqs").set_value(8).run()
+    assert live.run.scheduler == SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256)
+    knob(at, "max_num_seqs").set_value(0).run()
+    assert live.run.scheduler.max_num_seqs == 8
+    assert any("max\\_num\\_seqs is 0; give a whole number from 1" in e.value for e in at.error)
+
+
+def test_only_the_controller_can_turn_knobs(live, monkeypatch):
+    live.control.acquire("somebody else", label="the lecturer")
+    at = AppTest.from_file(str(ROOT / "pages" / "main.py"), default_timeout=60).run()
+    assert knob(at, "max_num_seqs").disabled
+    assert any("the lecturer has control" in c.value for c in at.caption)
+    monkeypatch.setattr(engine_access, "session_id", lambda: "me")
+    assert "the lecturer has control" in engine_access.engine().set_scheduler(max_num_seqs=3).message
+    assert live.run.scheduler.max_num_seqs != 3
+
+
+def test_the_status_bar_says_what_the_snapshot_says(live):
+    live.clock = None
+    data = status_bar.payload(live.picture, controller=True, holder="", tick="12 ms")
+    cells = {cell["key"]: cell for cell in data["values"]}
+    assert cells["running"]["text"] == str(live.picture.num_running)
+    assert cells["waiting"]["text"] == str(live.picture.num_waiting + live.picture.num_preempted)
+    assert cells["bound"]["text"] == live.picture.step_record.bound_by
+    assert cells["kv"]["share"] == live.picture.pool.usage
+    assert data["running"] is True
+
+
+def test_an_idle_bar_shows_no_stale_rate():
+    run = busy_run()
+    snapshot = run.snapshot(num_running=0, num_waiting=0, num_preempted=0)
+    cells = {cell["key"]: cell["text"] for cell in status_bar.values(snapshot)}
+    assert cells["speed"].startswith("0")
+    assert cells["bound"] == "no load"
+
+
+@pytest.mark.parametrize("command", ["pause", "start", "step_once", "reset"])
+def test_the_controls_of_the_bar_reach_the_engine(live, command, monkeypatch):
+    monkeypatch.setattr(engine_access, "session_id", lambda: "me")
+    assert status_bar.run_command(command).ok
+    assert live.commands[-1][0] == command
+    assert live.lease().holder == "me"
+
+
+def test_an_unknown_command_and_a_viewer_are_refused(live, monkeypatch):
+    monkeypatch.setattr(engine_access, "session_id", lambda: "me")
+    assert not status_bar.run_command("close").ok
+    live.control.acquire("other", label="another person")
+    answer = status_bar.run_command("pause")
+    assert not answer.ok
+    assert "another person has control" in answer.message
+    assert not live.commands
+
+
+def test_limits_add_up_and_name_what_binds():
+    run = busy_run()
+    budget, seats, blocks = request_sets.limits(run.snapshot())
+    for limit in (budget, seats, blocks):
+        assert sum(share for _, share in limit["parts"]) == pytest.approx(1.0)
+    bound = run.records[-1].bound_by
+    names = {BoundBy.BUDGET: budget, BoundBy.SEATS: seats, BoundBy.MEMORY: blocks}
+    assert [limit["binds"] for limit in names.values()] == [name.value == bound for name in names]
+    assert any(limit["binds"] for limit in names.values())
+
+
+def test_the_head_of_the_queue_tells_why_it_waits():
+    snapshot = busy_run().snapshot()
+    head = snapshot.passed_over[0]
+    line = request_sets.head_of_queue(snapshot)
+    assert head.request_id in line
+    assert head.detail in line
+    assert head.bound_by.value in line
+    assert request_sets.head_of_queue(idle_snapshot()) == ""
+
+
+def test_rows_tell_of_every_running_request():
+    snapshot = busy_run().snapshot()
+    rows = request_sets.payload(snapshot, None)["rows"]
+    assert [row[0] for row in rows["running"]] == [r.request_id for r in snapshot.running]
+    row, view = rows["running"][0], snapshot.running[0]
+    assert row[3:9] == [view.prompt_tokens, view.computed_tokens, view.cached_tokens, view.output_tokens, view.max_tokens, 1]
+
+
+def test_a_chosen_request_shows_its_facts_even_after_its_end():
+    snapshot = busy_run().snapshot()
+    ended = snapshot.ended[0]
+    detail = request_sets.payload(snapshot, ended.request_id)["detail"]
+    assert detail["id"] == ended.request_id
+    assert not detail["alive"]
+    assert request_sets.payload(snapshot, "never heard of")["detail"] is None
+
+
+def test_a_tick_of_the_heaviest_sets_is_small_and_quick():
+    run = heavy_run(250)
+    snapshot = run.snapshot()
+    assert snapshot.num_running == 64
+    assert snapshot.num_waiting + snapshot.num_preempted == 200
+    times = []
+    for _ in range(5):
+        began = time.process_time()
+        sets = json.dumps(request_sets.payload(snapshot, snapshot.running[0].request_id))
+        row = json.dumps(tiles.payload(tiles.tiles_of(snapshot, run.history())))
+        times.append(time.process_time() - began)
+    assert len(sets.encode()) + len(row.encode()) < 25_000
+    assert min(times) < 0.05
+
+
+def test_the_queue_cannot_make_a_tick_large():
+    run = FakeRun(load=3000).advance(3)
+    assert len(run.snapshot().waiting) > 2000
+    assert len(json.dumps(request_sets.payload(run.snapshot(), None))) < 25_000
+
+
+def test_programs_hold_every_registered_element_and_no_markup():
+    for name in ("status_bar", "request_sets", "tiles"):
+        script = (element.ASSETS / f"{name}.js").read_text("utf-8")
+        assert f"function draw_{name}(" in script
+        for unsafe in ("innerHTML", "insertAdjacentHTML", "outerHTML", "document.write", "eval("):
+            assert unsafe not in script
+
+
+def test_squeeze_keeps_code_and_drops_comments():
+    assert element.squeeze("  // gone\n  a = 1; // kept\n\n    b = 2;\n") == "a = 1; // kept\nb = 2;"
+
+
+def test_a_prompt_is_sent_streams_and_can_be_cancelled(live):
+    at = open_page("prompt")
+    at.text_area[0].set_value("<script>alert(1)</script> **bold**")
+    next(b for b in at.button if b.label == "Send").click().run()
+    assert not at.exception
+    name, detail = live.commands[-1]
+    assert name == "submit"
+    assert detail["chat"] == [{"role": "user", "content": "<script>alert(1)</script> **bold**"}]
+    (request_id, stream), *_ = live.streams.items()
+    stream.push(StreamPiece(1, "<img src=x> _answer_", 1.0))
+    at.run()
+    shown = [t.value for t in at.text]
+    assert "<img src=x> _answer_" in shown
+    assert "› <script>alert(1)</script> **bold**" in shown
+    assert "<img" not in html_of(at) + "".join(m.value for m in at.markdown)
+    next(b for b in at.button if b.label == "Cancel" and b.key == f"cancel_{request_id}").click().run()
+    assert live.streams[request_id].end.kind == "cancelled"
+
+
+def test_several_prompts_at_once(live):
+    at = open_page("prompt")
+    at.text_area[0].set_value("first\n\nsecond")
+    next(c for c in at.checkbox if c.label == "A request a line").check()
+    next(n for n in at.number_input if n.label == "copies").set_value(2)
+    next(b for b in at.button if b.label == "Send").click().run()
+    assert [detail["chat"][0]["content"] for name, detail in live.commands if name == "submit"] == ["first"] * 2 + ["second"] * 2
+    assert len(set(live.streams)) == 4
+
+
+def test_bad_sampling_is_refused_in_words(live):
+    at = open_page("prompt")
+    next(n for n in at.number_input if n.label == "max_tokens").set_value(0)
+    next(b for b in at.button if b.label == "Send").click().run()
+    assert any("max_tokens is 0; ask for at least 1 output token" in t.value for t in at.text)
+    assert not live.streams
+
+
+def test_prompts_are_split_and_copied():
+    assert answers.split_prompts(" a\n\n b ", by_line=True, copies=2) == ["a", "a", "b", "b"]
+    assert answers.split_prompts(" a\n", by_line=False, copies=1) == [" a\n"]
+
+
+def test_text_is_taken_as_text_where_markdown_is_read():
+    assert frame.plain("a*b_[c](d)$e$:red[x]") == "a\\*b\\_\\[c\\]\\(d\\)\\$e\\$\\:red\\[x\\]"
+
+
+def test_the_span_names_range_and_kind():
+    run = busy_run(30)
+    assert frame.span_of(run.history()) == "steps 1 to 30 · measured"
+    assert frame.span_of(()) == "no steps yet"
+
+
+def test_local_code_needs_no_lease(live):
+    assert live.pause(session_id=LOCAL).accepted
