@@ -205,6 +205,8 @@ class EngineSnapshot:
     kpis: Kpis = Kpis()
     totals: Totals = Totals()
     step_record: StepRecord | None = None
+    admitted: tuple[str, ...] = ()  # joined in the latest step for the first time
+    resumed: tuple[str, ...] = ()  # joined in the latest step after a preemption
     passed_over: tuple[PassedOver, ...] = ()
     preemptions: tuple[Preemption, ...] = ()  # newest first, at most 50
     tenants: tuple[TenantView, ...] = ()

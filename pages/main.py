@@ -22,8 +22,13 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("live.py", "Live", "stacked_bar_chart"),
         ("kv_blocks.py", "KV blocks", "grid_view"),
         ("roofline.py", "Roofline", "show_chart"),
+        ("story.py", "Story", "timeline"),
     ),
-    "Try": (("prompt.py", "Prompt", "chat"),),
+    "Try": (
+        ("prompt.py", "Prompt", "chat"),
+        ("scheduler.py", "Scheduler", "low_priority"),
+        ("failure_modes.py", "Failure modes", "troubleshoot"),
+    ),
 }
 """Section -> (file in this folder, title, Material icon)."""
 

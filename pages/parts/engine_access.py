@@ -15,7 +15,9 @@ from typing import Any
 
 import streamlit as st
 
+from core.comparison import Comparison
 from core.errors import BatchscopeError
+from core.failure_modes import FailureMode
 from core.load_spec import LoadSpec
 from core.records import StepRecord
 from core.request import SamplingParams
@@ -165,6 +167,18 @@ class Access:
 
     def set_model(self, **knobs: Any) -> Answer:
         return self._give("set_model", **knobs)
+
+    def compare(self, mode: FailureMode) -> Comparison:
+        """Run a failure mode twice on the engine, sick and cured.
+
+        Raises:
+            ControlRefused: if another session has control.
+        """
+        if self._live.lease().holder is None:
+            self._live.acquire(self.session)
+        comparison = Comparison(self._live, mode, session_id=self.session)
+        comparison.start()
+        return comparison
 
     def acquire(self, token: str | None = None) -> Answer:
         return self._do(lambda: self._live.acquire(self.session, token))

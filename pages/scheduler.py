@@ -1,0 +1,99 @@
+"""Scheduler: the decision of the last step in words, the policies behind it, and each tenant's share.
+
+hero: decision in words | tenants' shares      policy pickers      tabs: preemptions | weights and quotas
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from core.charts import formats, shares
+from core.decision_words import decision_words, preemption_words
+from core.records import StepRecord
+from core.snapshot import EngineSnapshot
+from pages.parts import frame, policies, ticker
+from pages.parts.facts import facts, moment
+
+
+def _shares(snapshot: EngineSnapshot) -> None:
+    frame.figure_head(
+        "Does each tenant get its share?",
+        moment(snapshot),
+        how="Bar: share of the tokens served. Tick: share that the tenant's weight entitles it to.",
+    )
+    if not snapshot.tenants:
+        frame.empty("No tenant has been served yet.", key="shares", height=190)
+        return
+    frame.chart(
+        shares.shares_frame(snapshot.tenants),
+        shares.shares_spec(frame.theme()),
+        key="tenant_shares",
+        alt="Share of the tokens served by tenant, beside the share that its weight entitles it to",
+    )
+
+
+def _figures(snapshot: EngineSnapshot) -> None:
+    jain = snapshot.jain_index
+    scheduler = snapshot.config.scheduler
+    record = snapshot.step_record
+    decide = formats.seconds(record.schedule_s) if record else formats.NONE
+    facts(
+        (
+            ("Jain's index", formats.figures(jain), "1 is an even share by weight"),
+            ("Seats", f"{snapshot.num_running} of {scheduler.max_num_seqs}", "running of max_num_seqs"),
+            ("Waiting", formats.count(snapshot.num_waiting), "in the queue"),
+            (
+                "Preempted",
+                formats.count(snapshot.num_preempted),
+                f"{formats.count(snapshot.totals.preemptions)} preemptions so far",
+            ),
+            ("Decision", decide, "of the last step"),
+        )
+    )
+
+
+def _preemptions(snapshot: EngineSnapshot) -> None:
+    frame.figure_head(
+        "Who lost blocks for whom?", "newest first", how="Each line is one preemption: what it freed and what it will cost."
+    )
+    if not snapshot.preemptions:
+        frame.empty("No request has been preempted since the start.", key="preemptions", height=150)
+        return
+    rows = [
+        {
+            "step": p.step,
+            "victim": p.victim,
+            "for": p.beneficiary or "nobody",
+            "reason": p.reason,
+            "blocks freed": p.blocks_freed,
+            "tokens to recompute": p.tokens_lost,
+            "swapped out (MiB)": round(p.bytes_swapped / 2**20, 2),
+            "in words": preemption_words(p),
+        }
+        for p in snapshot.preemptions
+    ]
+    st.dataframe(pd.DataFrame(rows), hide_index=True, height=260, key="preemption_table")
+
+
+def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
+    """Draw what follows the engine; the pickers are drawn after it and do not tick."""
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        frame.figure_head("What was decided in the last step?", moment(snapshot), how="The scheduler's own reasons.")
+        with st.container(height=260, border=False, key="decision"):
+            frame.numbered([(s.head, s.detail) for s in decision_words(snapshot)])
+    with right:
+        _shares(snapshot)
+    _figures(snapshot)
+    _preemptions(snapshot)
+
+
+ticker.live("Why does the batch look like this?", render)
+frame.figure_head("Which policies decide?", "applied at the next step boundary", how="Each takes effect while requests run.")
+policies.pickers()
+frame.figure_head("Tenants", "weights and quotas", how="An empty quota is no limit. A tenant that is not listed has weight 1.")
+policies.tenants()
+frame.footer()

@@ -1,0 +1,101 @@
+"""Story: one request's whole life on a time axis, every token a tick, every turning point in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from core.charts import formats
+from core.charts import story as figure
+from core.records import StepRecord
+from core.snapshot import EngineSnapshot, RequestView
+from core.story import Story
+from pages.parts import engine_access, frame, ticker
+from pages.parts.facts import facts
+
+CHOSEN = "request"
+
+
+def _rows(snapshot: EngineSnapshot) -> list[RequestView]:
+    return [*snapshot.running, *snapshot.preempted, *snapshot.waiting[:50], *snapshot.ended]
+
+
+def _choose(snapshot: EngineSnapshot) -> str | None:
+    """The chosen request; it stays chosen after its end, and a link restores it."""
+    ids = list(dict.fromkeys(r.request_id for r in _rows(snapshot)))
+    now = st.session_state.get(CHOSEN)
+    if now is not None and now not in ids:
+        ids.insert(0, now)
+    by_id = {r.request_id: r for r in _rows(snapshot)}
+
+    def label(request_id: str) -> str:
+        row = by_id.get(request_id)
+        return f"{request_id} · {row.status} · {row.tenant}" if row else request_id
+
+    return st.selectbox(
+        "Request", ids, index=None, key=CHOSEN, format_func=label, placeholder="pick a request", width=340, bind="query-params"
+    )
+
+
+def _figures(story: Story, now_s: float) -> None:
+    spans = figure.phases(story, now_s)
+
+    def total(phase: str) -> str:
+        return formats.seconds(sum(b - a for p, a, b in spans if p == phase))
+
+    first = next((e for e in story.events if e.kind == "first_token"), None)
+    arrival = story.events[0].time_s if story.events else now_s
+    gaps = [b - a for a, b in zip(story.token_times_s, story.token_times_s[1:], strict=False)]
+    facts(
+        (
+            ("Status", story.status, f"tenant {story.tenant}"),
+            ("Prompt", f"{formats.count(story.prompt_tokens)} tok", f"{sum(e.kind == 'chunk' for e in story.events)} chunks"),
+            ("Output", f"{formats.count(story.output_tokens)} tok", f"longest gap {formats.seconds(max(gaps, default=None))}"),
+            ("TTFT", formats.seconds(first.time_s - arrival if first else None), "from arrival"),
+            ("In the queue", total("queue"), "before the first admission"),
+            ("Prefill", total("prefill"), "recomputed tokens included"),
+            ("Decode", total("decode"), ""),
+            ("Preempted", total("preempted"), f"{sum(e.kind == 'preempted' for e in story.events)} times"),
+        ),
+        width=120,
+    )
+
+
+def _events(story: Story) -> None:
+    frame.figure_head(
+        "What happened, step by step", f"{len(story.events)} events", how="Blocks are named as they are taken and given back."
+    )
+    origin = story.events[0].time_s if story.events else 0.0
+    rows = [
+        {"step": e.step, "after (s)": round(e.time_s - origin, 4), "event": e.kind.replace("_", " "), "detail": e.detail}
+        for e in story.events
+    ]
+    st.dataframe(pd.DataFrame(rows), hide_index=True, height=320, key="story_events")
+
+
+def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
+    """Draw the chosen request's life."""
+    chosen = _choose(snapshot)
+    story: Story | None = engine_access.engine().story(chosen) if chosen else None
+    with st.container(key="story"):
+        if story is None:
+            what = f"Request {chosen} is not kept any more." if chosen else "Pick a request above, or click one on the Live page."
+            frame.empty(what, key="story", height=320)
+        else:
+            frame.figure_head(
+                f"The life of {story.request_id}",
+                frame.kind_of(snapshot),
+                how="Bar: phases. Ticks above: output tokens; below: prefill chunks. Triangles: turning points. Scroll to zoom.",
+            )
+            data = figure.story_frame(story, snapshot.time_s)
+            frame.chart(
+                data, figure.story_spec(frame.theme()), key="story_chart", alt="Phases and tokens of one request over time"
+            )
+            _figures(story, snapshot.time_s)
+            _events(story)
+    frame.footer()
+
+
+ticker.live("What happened to this request?", render)
