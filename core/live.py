@@ -161,7 +161,7 @@ class LiveEngine(LiveView):
                 source=source,
                 arrival_time_s=arrival_s,
             )
-            streams.open(accepted_id)
+            streams.open(accepted_id, len(ids))
             return CommandResult(Outcome.ACCEPTED, f"request {accepted_id} is queued", accepted_id)
 
         detail = f"{len(ids)} prompt tokens, at most {params.max_tokens} more"

@@ -94,7 +94,7 @@ class EngineLoop:
             self.host.broken = f"{command.name} broke a law of the engine: {error}. Reset to go on"
             result = CommandResult(Outcome.REFUSED, self.host.broken)
         except BatchscopeError as error:
-            result = CommandResult(Outcome.REFUSED, str(error))
+            result = CommandResult(Outcome.REFUSED, str(error), error)
         except Exception as error:
             log.exception("command %s failed", command.name)
             result = CommandResult(Outcome.REFUSED, f"{command.name} failed: {type(error).__name__}: {error}")

@@ -42,11 +42,12 @@ class StreamEnd:
 class RequestStream:
     """The answer to one request; written by the engine's thread, read by any."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, num_prompt_tokens: int = 0) -> None:
         self.request_id = request_id
+        self.num_prompt_tokens = num_prompt_tokens
         self._pieces: list[StreamPiece] = []
         self._end: StreamEnd | None = None
-        self._listeners: tuple[Callable[[], None], ...] = ()
+        self._listeners: tuple[Callable[[], object], ...] = ()
 
     @property
     def end(self) -> StreamEnd | None:
@@ -67,7 +68,7 @@ class RequestStream:
         pieces = self._pieces[cursor:]
         return pieces, cursor + len(pieces)
 
-    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def listen(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Have `callback` called after each change, in the engine's thread; returns a function that ends it."""
         self._listeners = (*self._listeners, callback)
 
@@ -108,14 +109,14 @@ class StreamHub:
         self._max = max_streams
         self._streams: dict[str, RequestStream] = {}
 
-    def open(self, request_id: str) -> RequestStream:
+    def open(self, request_id: str, num_prompt_tokens: int = 0) -> RequestStream:
         """Begin to follow a request. Engine's thread only."""
         if len(self._streams) >= self._max:
             for old_id, stream in list(self._streams.items()):
                 if stream.end is not None:
                     del self._streams[old_id]
                     break
-        stream = RequestStream(request_id)
+        stream = RequestStream(request_id, num_prompt_tokens)
         self._streams[request_id] = stream
         return stream
 

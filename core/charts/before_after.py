@@ -35,7 +35,7 @@ def lane_frame(records: Sequence[StepRecord], axis_s: float) -> pd.DataFrame:
         totals["prefill"][at] += r.prefill_tokens
         totals["decode"][at] += r.decode_tokens
         totals["padding"][at] += r.padded_tokens
-    rows = [(i * width_s, part, value / width_s) for part in PARTS for i, value in enumerate(totals[part]) if value]
+    rows = [(i * width_s, part, float(value) / width_s) for part in PARTS for i, value in enumerate(totals[part]) if value]
     rows.append((axis_s, "decode", 0.0))  # holds the axis to its length
     return pd.DataFrame(rows, columns=["at_s", "part", "tokens_per_s"])
 
