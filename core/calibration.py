@@ -1,0 +1,297 @@
+"""Fit the law of `core.step_timer` to measured steps, and say how well it fits.
+
+    minimise  sum rho((predicted - measured) / measured)  +  pull towards the two measured ceilings where no step has been
+
+rho is the soft-L1 loss, so a step in which the machine did something else counts little. All coefficients stay at or
+above 0 and the law never falls, so more work never costs less. Linear in the coefficients: iteratively reweighted
+bounded least squares, a few milliseconds for a thousand steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import lsq_linear
+
+from core.cost_model import CostModel, StepSums
+from core.devices import DeviceSpec
+from core.errors import ConfigError
+from core.records import StepRecord
+from core.snapshot import RooflineCeilings
+from core.step_timer import KNOTS, CalibratedTimer, StepCoefficients, StepTimer, roofline_coefficients, step_seconds
+
+Floats = npt.NDArray[np.float64]
+MIN_STEPS = 24
+MAX_FIT_STEPS = 6000
+ROBUST_SCALE = 0.10  # relative error from which a step counts less
+PULL = 0.02  # weight of the start values: as much as one step that is off by this share
+_ROUNDS = 12
+_FIXED_SCALE_S, _ROW_SCALE_S, _TOKEN_SCALE_S = 1e-4, 1e-6, 1e-7
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One measured step: its sums, and the seconds in and outside the forward pass."""
+
+    step: int
+    run: StepSums
+    swap_bytes: float
+    forward_s: float
+    host_s: float
+    prefill_rows: int
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.host_s
+
+    @property
+    def kind(self) -> str:
+        """ "decode", "prefill" or "mixed"."""
+        if not self.prefill_rows:
+            return "decode"
+        return "prefill" if self.prefill_rows == self.run.rows else "mixed"
+
+
+def observe(record: StepRecord, model: CostModel) -> Observation | None:
+    """Read a record back into sums; None for steps that cannot be read (padded, or nothing ran).
+
+    A record holds FLOPs and bytes; attended tokens and KV slots are those divided by the model's own figures.
+    """
+    tokens = record.prefill_tokens + record.decode_tokens
+    rows = record.prefill_requests + record.decode_requests
+    if not rows or record.padded_tokens or record.duration_s <= 0 or record.forward_s <= 0:
+        return None
+    sampled = min(record.output_tokens, rows)
+    attention = record.flops - model.layer_flops_per_token * tokens - model.head_flops * sampled
+    return Observation(
+        step=record.step,
+        run=StepSums(
+            rows=rows,
+            query_tokens=tokens,
+            sampled=sampled,
+            context_tokens=round(record.kv_read_bytes / model.kv_read_per_token),
+            attended_tokens=max(round(attention / model.attention_flops_per_pair), 0),
+        ),
+        swap_bytes=record.swap_bytes,
+        forward_s=record.forward_s,
+        host_s=max(record.duration_s - record.forward_s, 0.0),
+        prefill_rows=record.prefill_requests,
+    )
+
+
+def measured_device(ceilings: RooflineCeilings, memory_bytes: float, step_overhead_s: float = 0.0) -> DeviceSpec:
+    """ "This machine" as a device: the probe's ceilings."""
+    return DeviceSpec(
+        name=ceilings.device,
+        peak_flops=ceilings.peak_flops,
+        memory_bandwidth=ceilings.dram_bytes_per_s,
+        memory_bytes=memory_bytes,
+        cache_bandwidth=ceilings.cache_bytes_per_s or 0.0,
+        cache_bytes=float(ceilings.working_set_bytes) if ceilings.cache_bytes_per_s else 0.0,
+        step_overhead_s=step_overhead_s,
+        measured=ceilings.measured,
+        source=f"measured on this machine, {ceilings.dtype}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """One step, measured and predicted, s."""
+
+    step: int
+    kind: str
+    rows: int
+    query_tokens: int
+    context_tokens: int
+    measured_s: float
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return self.predicted_s / self.measured_s - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSummary:
+    """Absolute relative errors of a set of steps: median and 90th percentile, and the median signed error."""
+
+    steps: int
+    median: float
+    p90: float
+    bias: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A fitted law with its residuals.
+
+    Attributes:
+        fitted: errors on the steps that the law was fitted to; `held_out`: on others, None if none were kept back.
+        by_kind: errors of decode, prefill and mixed steps (held-out ones where there are any).
+        fixed_s: predicted cost of a step before its first token: what a step costs whatever is in it.
+    """
+
+    coefficients: StepCoefficients
+    model: CostModel
+    fitted: ErrorSummary
+    held_out: ErrorSummary | None
+    by_kind: tuple[tuple[str, ErrorSummary], ...]
+    residuals: tuple[Residual, ...]
+    source: str
+
+    @property
+    def fixed_s(self) -> float:
+        return self.coefficients.fixed_s + self.coefficients.host_fixed_s
+
+    @property
+    def error(self) -> ErrorSummary:
+        """The errors to show: held-out steps if there are any."""
+        return self.held_out or self.fitted
+
+    def timer(self, model: CostModel | None = None) -> CalibratedTimer:
+        """The law on its model, or on another one on the same machine."""
+        return CalibratedTimer(model or self.model, self.coefficients, self.source)
+
+
+def calibrate(
+    records: Sequence[StepRecord],
+    model: CostModel,
+    device: DeviceSpec,
+    *,
+    held_out_every: int = 3,
+    parameter_bytes: float | None = None,
+) -> Calibration:
+    """Fit the law to measured steps.
+
+    Args:
+        model: of the engine that ran the steps.
+        device: the measured ceilings, from which the fit starts and to which it returns where no step has been.
+        held_out_every: each n-th step is kept back to judge the fit; 0 keeps none.
+        parameter_bytes: bytes a matrix parameter takes in memory; None reads it from the model.
+
+    Raises:
+        ConfigError: if fewer than MIN_STEPS steps can be read.
+    """
+    seen = [o for o in (observe(r, model) for r in records if r.kind == "measured") if o is not None]
+    if len(seen) < MIN_STEPS:
+        raise ConfigError(f"a calibration needs at least {MIN_STEPS} measured steps, found {len(seen)}; let the engine run on")
+    kept = [o for i, o in enumerate(seen) if held_out_every and i % held_out_every == held_out_every - 1]
+    train = [o for i, o in enumerate(seen) if not held_out_every or i % held_out_every != held_out_every - 1]
+    train = train[:: -(-len(train) // MAX_FIT_STEPS)]
+    each = parameter_bytes or (model.dense_bytes + model.head_bytes) * 2.0 / (model.layer_flops_per_token + model.head_flops)
+    coefficients = _fit(train, model, roofline_coefficients(device, each, model.dense_bytes + model.head_bytes))
+    source = f"fitted to {len(train)} measured steps of {model.spec.name}"
+    timer = CalibratedTimer(model, coefficients, source)
+    on_train, on_kept = residuals(train, timer), residuals(kept, timer)
+    judged = on_kept or on_train
+    kinds = sorted({r.kind for r in judged})
+    return Calibration(
+        coefficients=coefficients,
+        model=model,
+        fitted=summarise_errors(on_train),
+        held_out=summarise_errors(on_kept) if on_kept else None,
+        by_kind=tuple((k, summarise_errors([r for r in judged if r.kind == k])) for k in kinds),
+        residuals=tuple(judged),
+        source=source,
+    )
+
+
+def residuals(observations: Sequence[Observation], timer: StepTimer) -> list[Residual]:
+    """Each step with its prediction by any timer."""
+    return [
+        Residual(
+            o.step,
+            o.kind,
+            o.run.rows,
+            o.run.query_tokens,
+            o.run.context_tokens,
+            o.total_s,
+            step_seconds(timer.predict(o.run, o.swap_bytes)),
+        )
+        for o in observations
+    ]
+
+
+def summarise_errors(rows: Sequence[Residual]) -> ErrorSummary:
+    """Median, 90th percentile and bias of relative errors."""
+    errors = np.array([r.error for r in rows], dtype=np.float64)
+    sizes = np.abs(errors)
+    return ErrorSummary(len(rows), float(np.median(sizes)), float(np.percentile(sizes, 90)), float(np.median(errors)))
+
+
+# -- the fit -----------------------------------------------------------------------------------------------
+
+
+def hats(rows: Floats) -> Floats:
+    """Weights with which each knot's law value enters at `rows` rows: (n, knots); zero rows weigh nothing."""
+    knots = np.array(KNOTS, dtype=np.float64)
+    at = np.clip(np.searchsorted(knots, rows, side="right"), 1, len(knots) - 1)
+    share = (rows - knots[at - 1]) / (knots[at] - knots[at - 1])
+    weights = np.zeros((len(rows), len(knots)))
+    index = np.arange(len(rows))
+    weights[index, at - 1] = 1.0 - share
+    weights[index, at] = share
+    weights[rows <= 0] = 0.0
+    return weights
+
+
+def _fit(seen: Sequence[Observation], model: CostModel, prior: StepCoefficients) -> StepCoefficients:
+    column = {
+        name: np.array([getattr(o.run, name) for o in seen], dtype=np.float64)
+        for name in ("rows", "query_tokens", "sampled", "context_tokens", "attended_tokens")
+    }
+    forward = np.array([o.forward_s for o in seen])
+    host = np.array([o.host_s for o in seen])
+    head = model.spec.head_parameters / model.tensor_parallel
+    met = model.layer_flops_per_token / 2.0
+    by_knot = hats(column["query_tokens"]) * met + hats(column["sampled"]) * head
+    steps_up = by_knot @ np.tril(np.ones((len(KNOTS), len(KNOTS))))  # law_k = sum of increments up to k
+    ones = np.ones(len(seen))
+    design = np.column_stack(
+        [
+            ones,
+            column["rows"],
+            steps_up,
+            model.kv_read_per_token * column["context_tokens"],
+            model.attention_flops_per_pair * column["attended_tokens"],
+        ]
+    )
+    law = np.array(prior.law_s)
+    rises = np.concatenate(([law[0]], np.maximum(np.diff(law), law[0] * 1e-3)))
+    scale = np.concatenate(([_FIXED_SCALE_S, _ROW_SCALE_S], rises, [prior.kv_byte_s, prior.attention_flop_s]))
+    target = np.concatenate(([0.0, 0.0], np.ones(len(KNOTS)), [1.0, 1.0]))
+    found = robust_fit(design, forward, scale, target, weights=1.0 / (forward + host)) * scale
+
+    outside = np.column_stack([ones, column["rows"], column["query_tokens"]])
+    outside_scale = np.array([_FIXED_SCALE_S, _ROW_SCALE_S, _TOKEN_SCALE_S])
+    around = robust_fit(outside, host, outside_scale, np.zeros(3), weights=1.0 / (forward + host)) * outside_scale
+    return StepCoefficients(
+        fixed_s=float(found[0]),
+        row_s=float(found[1]),
+        law_s=tuple(float(v) for v in np.cumsum(found[2 : 2 + len(KNOTS)])),
+        kv_byte_s=float(found[-2]),
+        attention_flop_s=float(found[-1]),
+        swap_byte_s=prior.swap_byte_s,
+        host_fixed_s=float(around[0]),
+        host_row_s=float(around[1]),
+        host_token_s=float(around[2]),
+    )
+
+
+def robust_fit(design: Floats, measured: Floats, scale: Floats, target: Floats, weights: Floats) -> Floats:
+    """x >= 0 that minimises soft-L1 of weights * (design @ (scale * x) - measured) + PULL^2 * |x - target|^2."""
+    a = design * scale * weights[:, None]
+    b = measured * weights
+    pull = PULL * np.eye(len(scale))
+    x = target
+    for _ in range(_ROUNDS):
+        trust = (1.0 + ((a @ x - b) / ROBUST_SCALE) ** 2) ** -0.25  # square root of the soft-L1 weight
+        stacked = np.vstack([a * trust[:, None], pull])
+        answer = lsq_linear(stacked, np.concatenate([b * trust, pull @ target]), bounds=(0.0, np.inf))
+        x = np.maximum(answer.x, 0.0)
+    result: Floats = x
+    return result

@@ -1,0 +1,166 @@
+"""The fit of step times: finds a known law, shrugs off outliers, never gives a step with more work less time."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from core.calibration import calibrate, hats, measured_device, observe
+from core.cost_model import CostModel, StepComposition
+from core.devices import DeviceSpec
+from core.errors import ConfigError
+from core.model_spec import SMOLLM2_135M, TINY
+from core.models_catalog import model_named
+from core.outputs import ModelRunnerOutput, SchedulerOutput, StepTiming
+from core.records import StepRecord
+from core.snapshot import PoolCounts, RooflineCeilings
+from core.step_record import StepCounts, StepTimes, build_step_record
+from core.step_timer import KNOTS, CalibratedTimer, StepCoefficients, predict_composition, roofline_coefficients, step_seconds
+
+MODEL = CostModel.of(SMOLLM2_135M)
+MACHINE = DeviceSpec("two cores", 200e9, 25e9, 16e9, measured=True)
+TRUE = StepCoefficients(
+    fixed_s=4e-4,
+    row_s=2e-6,
+    law_s=tuple(
+        float(v) for v in np.cumsum([9e-11, 1e-11, 2e-11, 4e-11, 5e-11, 9e-11, 2e-10, 4e-10, 8e-10, 1.6e-9, 3.2e-9, 6.4e-9])
+    ),
+    kv_byte_s=1.4e-10,
+    attention_flop_s=2.5e-11,
+    swap_byte_s=1e-10,
+    host_fixed_s=2e-4,
+    host_row_s=6e-6,
+    host_token_s=1e-7,
+)
+
+
+def random_steps(count: int, seed: int) -> list[StepComposition]:
+    rng = np.random.default_rng(seed)
+    steps = []
+    for _ in range(count):
+        decoders = int(rng.integers(0, 64)) if rng.random() < 0.9 else 0
+        chunk = int(rng.integers(1, 400)) if rng.random() < 0.35 or not decoders else 0
+        before = int(rng.integers(0, 1000)) if rng.random() < 0.5 else 0
+        queries = (1,) * decoders + ((chunk,) if chunk else ())
+        contexts = tuple(int(c) for c in rng.integers(1, 1500, decoders)) + ((before,) if chunk else ())
+        samples = (True,) * decoders + ((bool(rng.random() < 0.5),) if chunk else ())
+        steps.append(StepComposition(queries, contexts, samples))
+    return steps
+
+
+def record(step: int, columns: StepComposition, timing: StepTiming, model: CostModel = MODEL) -> StepRecord:
+    ids = tuple(f"r{i}" for i in range(len(columns.query_tokens)))
+    is_prefill = tuple(q > 1 for q in columns.query_tokens)
+    output = SchedulerOutput(step, ids, columns.query_tokens, columns.context_before, columns.samples, is_prefill)
+    counts = StepCounts(PoolCounts(9, 0, 0, 9), 0, 0, sum(columns.samples), 0, 0, 0, 512, 64)
+    times = StepTimes(0.0, 0.0, step_seconds(timing), step_seconds(timing))
+    return build_step_record(
+        output, ModelRunnerOutput(step, timing=timing), times, counts, model, block_bytes=1.0, kind="measured"
+    )
+
+
+def measured(count: int, seed: int, noise: float = 0.03, outliers: float = 0.05) -> list[StepRecord]:
+    rng = np.random.default_rng(seed + 1000)
+    timer = CalibratedTimer(MODEL, TRUE)
+    out = []
+    for i, columns in enumerate(random_steps(count, seed)):
+        t = predict_composition(timer, columns)
+        factor = float(rng.lognormal(0.0, noise)) * (float(rng.uniform(2, 10)) if rng.random() < outliers else 1.0)
+        out.append(record(i, columns, StepTiming(prepare_s=t.prepare_s * factor, forward_s=t.forward_s * factor)))
+    return out
+
+
+def against(timer: CalibratedTimer, truth: CalibratedTimer, steps: list[StepComposition]) -> list[float]:
+    pairs = [(step_seconds(predict_composition(timer, c)), step_seconds(predict_composition(truth, c))) for c in steps]
+    return [abs(predicted / true - 1.0) for predicted, true in pairs]
+
+
+def test_a_record_is_read_back_into_its_sums() -> None:
+    for i, columns in enumerate(random_steps(50, 7)):
+        found = observe(record(i, columns, StepTiming(1e-3, 1e-2)), MODEL)
+        assert found is not None
+        assert found.run == columns.sums()
+        assert found.host_s == pytest.approx(1e-3)
+    padded = dataclasses.replace(record(0, StepComposition.decode((5,)), StepTiming(0, 1e-2)), padded_tokens=3)
+    assert observe(padded, MODEL) is None
+
+
+def test_hats_are_the_law() -> None:
+    rows = np.array([0, 1, 3, 8, 100, 2048, 4000], dtype=np.float64)
+    assert hats(rows) @ np.array(TRUE.law_s) == pytest.approx([TRUE.law(int(n)) for n in rows])
+
+
+def test_a_known_law_is_found_through_noise_and_outliers() -> None:
+    fit = calibrate(measured(1500, 1), MODEL, MACHINE)
+    assert fit.held_out is not None
+    assert fit.held_out.median < 0.04
+    assert abs(fit.held_out.bias) < 0.015
+    assert [kind for kind, _ in fit.by_kind] == ["decode", "mixed", "prefill"]
+    assert all(errors.median < 0.05 for _, errors in fit.by_kind)
+    timer, truth = fit.timer(), CalibratedTimer(MODEL, TRUE)
+    errors = against(timer, truth, random_steps(200, 99))
+    assert np.median(errors) < 0.02
+    assert np.percentile(errors, 95) < 0.10
+    assert max(errors) < 0.40  # rare kinds, e.g. a few prompt tokens without a sampled row
+
+
+def test_where_no_step_has_been_the_ceilings_stand() -> None:
+    """Only lone decodes were seen: the law at 512 rows still rises as the peak says."""
+    timer = CalibratedTimer(MODEL, TRUE)
+    steps = [StepComposition.decode((100 + i,)) for i in range(60)]
+    fit = calibrate([record(i, c, predict_composition(timer, c)) for i, c in enumerate(steps)], MODEL, MACHINE)
+    prior = roofline_coefficients(MACHINE, 2.0, 1e12)
+    rise = fit.coefficients.law(512) - fit.coefficients.law(256)
+    assert rise == pytest.approx(prior.law(512) - prior.law(256), rel=0.05)
+    assert fit.error.median < 0.01
+
+
+def test_a_fit_on_one_model_prices_another_on_the_same_machine() -> None:
+    fit = calibrate(measured(1200, 2), MODEL, MACHINE)
+    bigger = CostModel.of(model_named("SmolLM2 360M"))
+    timer, truth = fit.timer(bigger), CalibratedTimer(bigger, TRUE)
+    errors = against(timer, truth, random_steps(100, 5))
+    assert np.median(errors) < 0.04
+    assert np.percentile(errors, 90) < 0.15
+
+
+def test_coefficients_must_make_sense() -> None:
+    with pytest.raises(ConfigError, match="falls with more rows"):
+        dataclasses.replace(TRUE, law_s=(2e-10, *TRUE.law_s[1:]))
+    with pytest.raises(ConfigError, match="below 0"):
+        dataclasses.replace(TRUE, kv_byte_s=-1.0)
+    with pytest.raises(ConfigError, match=f"has {len(KNOTS)} values"):
+        dataclasses.replace(TRUE, law_s=(1.0,))
+    with pytest.raises(ConfigError, match="at least 24 measured steps, found 3"):
+        calibrate(measured(3, 1), MODEL, MACHINE)
+    predicted = [dataclasses.replace(r, kind="predicted") for r in measured(30, 1)]
+    with pytest.raises(ConfigError, match="found 0"):
+        calibrate(predicted, MODEL, MACHINE)
+
+
+def test_effective_figures() -> None:
+    assert TRUE.effective_bandwidth(1, 2.0) == pytest.approx(2.0 / 9e-11)
+    assert TRUE.effective_flops(64) == pytest.approx(128 / TRUE.law(64))
+    assert TRUE.law(0) == 0.0
+
+
+def test_probed_ceilings_become_a_device() -> None:
+    device = measured_device(RooflineCeilings("this machine", 2e11, 2e10, 9e10, 8_000_000, "bfloat16"), 16e9)
+    assert (device.measured, device.ridge_point, device.cache_bandwidth) == (True, 10.0, 9e10)
+    assert "measured on this machine" in device.source
+
+
+def test_a_mixture_reads_what_it_touches() -> None:
+    moe = CostModel.of(model_named("Mixtral 8x7B"))
+    timer = CalibratedTimer(moe, roofline_coefficients(MACHINE, 2.0, 1e12))
+    one, two = (predict_composition(timer, StepComposition.decode((1,) * n)).forward_s for n in (1, 2))
+    assert one == pytest.approx(2 * 12.75e9 / 25e9, rel=0.02)
+    assert two / one == pytest.approx((3.5 / 2 * 11.27 + 1.48) / 12.75, rel=0.02)
+
+
+def test_swapped_bytes_take_time() -> None:
+    timer = CalibratedTimer(CostModel.of(TINY), TRUE)
+    plain = timer.predict(StepComposition.decode((5,)).sums())
+    assert timer.predict(StepComposition.decode((5,)).sums(), 1e6).prepare_s == pytest.approx(plain.prepare_s + 1e-4)
