@@ -1,5 +1,8 @@
 """The dashboard: `streamlit run app.py`. One engine for the process, started and stopped with the server.
 
+Beside the pages the same process answers OpenAI's completion calls and a metrics page (`core.server.routes`);
+BATCHSCOPE_API_TOKEN sets a bearer token for them.
+
 start: heavy imports on the main thread -> engine thread starts (the model loads there) -> server listens
 stop:  engine and worker end, then the server
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,6 +21,7 @@ import pyarrow as pa  # noqa: F401
 import streamlit as st
 
 from core.live import get_live
+from core.server.routes import routes
 
 _log = logging.getLogger("batchscope")
 
@@ -39,4 +44,9 @@ def on_script_error(error: Exception) -> bool:
     return True
 
 
-app = st.App("pages/main.py", lifespan=lifespan, on_script_error=on_script_error)
+app = st.App(
+    "pages/main.py",
+    routes=routes(get_live, token=os.environ.get("BATCHSCOPE_API_TOKEN") or None),
+    lifespan=lifespan,
+    on_script_error=on_script_error,
+)

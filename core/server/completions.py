@@ -1,0 +1,371 @@
+"""POST /v1/completions and /v1/chat/completions: calls become requests, tokens become answers or events.
+
+    body -> parse_call -> n requests for each prompt -> streams -> one JSON answer, or server-sent events
+
+A client that goes away cancels its requests; their blocks come back at the next step boundary. Nothing here waits
+in the event loop: submissions run in a thread, tokens wake the loop through a callback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from core.commands import CommandResult
+from core.control import LOCAL
+from core.errors import BatchscopeError, ControlRefused, RefusalReason, RequestRefused, UnknownRequest
+from core.request import SamplingParams
+from core.server.schemas import ApiError, CompletionCall, parse_call
+from core.snapshot import EngineSnapshot
+from core.streams import RequestStream, StreamPiece
+
+MAX_BODY_BYTES = 4 * 2**20
+RETRY_AFTER_S = 2
+
+
+class ServingEngine(Protocol):
+    """What the server needs of the live engine; see `core.live.LiveEngine`."""
+
+    def latest(self) -> EngineSnapshot: ...
+
+    def submit(
+        self,
+        text: str | None = None,
+        *,
+        session_id: str,
+        chat: Sequence[Mapping[str, str]] | None = None,
+        token_ids: Sequence[int] | None = None,
+        sampling: SamplingParams | None = None,
+        tenant: str = "default",
+        priority: int = 0,
+        source: str = "prompt",
+    ) -> CommandResult: ...
+
+    def cancel(self, request_id: str, *, session_id: str) -> CommandResult: ...
+
+    def stream(self, request_id: str) -> RequestStream: ...
+
+
+@dataclass
+class _Choice:
+    """One request of a call: its place among the choices, how far it was sent, and its size."""
+
+    index: int
+    request_id: str
+    stream: RequestStream
+    cursor: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What all parts of one answer share."""
+
+    call: CompletionCall
+    id: str
+    created: int
+    model: str
+
+    @property
+    def kind(self) -> str:
+        if not self.call.chat:
+            return "text_completion"
+        return "chat.completion.chunk" if self.call.stream else "chat.completion"
+
+    def frame(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> dict[str, Any]:
+        """The object round the choices."""
+        body: dict[str, Any] = {
+            "id": self.id,
+            "object": self.kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+        if usage is not None:
+            body["usage"] = usage
+        return body
+
+
+def api_error(error: ApiError) -> JSONResponse:
+    """The error as an HTTP answer."""
+    headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s else None
+    return JSONResponse(error.body(), status_code=error.status, headers=headers)
+
+
+def _refused(error: BatchscopeError) -> ApiError:
+    """An engine's refusal in OpenAI's form: 429 where waiting helps, 400 where it does not."""
+    if isinstance(error, RequestRefused) and error.reason is RefusalReason.QUEUE_FULL:
+        return ApiError(429, str(error), kind="rate_limit_error", retry_after_s=RETRY_AFTER_S)
+    if isinstance(error, ControlRefused):
+        return ApiError(429, str(error), kind="rate_limit_error", retry_after_s=RETRY_AFTER_S)
+    return ApiError(400, str(error))
+
+
+async def read_json(request: Request) -> Any:
+    """The body as JSON, never more than `MAX_BODY_BYTES` of it in memory.
+
+    Raises:
+        ApiError: 413 for a body that is too large, 400 for one that is no JSON.
+    """
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES // 2**20} MiB; shorten the prompt")
+    try:
+        return json.loads(bytes(body))
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is no JSON ({type(error).__name__}); send an object") from error
+
+
+class Completions:
+    """The two calls.
+
+    Args:
+        engine: the live engine.
+        ids: makes the ids of answers; a counter by default.
+        unix_time: seconds since 1970 for `created`.
+    """
+
+    def __init__(
+        self, engine: ServingEngine, *, ids: Callable[[], str] | None = None, unix_time: Callable[[], float] = time.time
+    ) -> None:
+        self._engine = engine
+        counter = itertools.count(1)
+        self._ids = ids or (lambda: f"cmpl-{next(counter):08d}")
+        self._unix_time = unix_time
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        return await self._serve(request, chat=False)
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        return await self._serve(request, chat=True)
+
+    async def _serve(self, request: Request, *, chat: bool) -> Response:
+        try:
+            call = parse_call(await read_json(request), chat=chat)
+            info = self._engine.latest().info
+            if info is None:
+                raise ApiError(503, "the model is still loading; try again shortly", kind="server_error", retry_after_s=5)
+            choices = await self._submit_all(call)
+        except ApiError as error:
+            return api_error(error)
+        answer = _Answer(call, ("chat" if chat else "") + self._ids(), int(self._unix_time()), call.model or info.model_label)
+        if call.stream:
+            events = self._events(answer, choices)
+            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        return await self._whole(request, answer, choices)
+
+    async def _submit_all(self, call: CompletionCall) -> list[_Choice]:
+        """Submit every choice, or none: a refusal cancels those before it.
+
+        Raises:
+            ApiError: for the first refusal.
+        """
+        prompts: list[dict[str, Any]] = [{"chat": call.messages}] if call.chat else []
+        prompts += [{"text": p} if isinstance(p, str) else {"token_ids": p} for p in call.prompts]
+        choices: list[_Choice] = []
+        for index, (prompt, copy) in enumerate(itertools.product(prompts, range(call.n))):
+            sampling = call.sampling
+            if sampling.seed is not None and copy:
+                sampling = dataclasses.replace(sampling, seed=sampling.seed + copy)
+            try:
+                request_id = await run_in_threadpool(self._submit_one, prompt, sampling, call)
+            except BatchscopeError as error:
+                await self._cancel(choices)
+                raise (error if isinstance(error, ApiError) else _refused(error)) from error
+            choices.append(_Choice(index, request_id, self._engine.stream(request_id)))
+        return choices
+
+    def _submit_one(self, prompt: dict[str, Any], sampling: SamplingParams, call: CompletionCall) -> str:
+        result = self._engine.submit(
+            **prompt, session_id=LOCAL, sampling=sampling, tenant=call.tenant, priority=call.priority, source="api"
+        )
+        if result.accepted:
+            return str(result.value)
+        if isinstance(result.value, BatchscopeError):
+            raise result.value
+        if result.outcome.value == "waiting":
+            raise ApiError(
+                503, "the engine is paused; start it in the dashboard", kind="server_error", retry_after_s=RETRY_AFTER_S
+            )
+        raise ApiError(400, result.message)
+
+    async def _cancel(self, choices: Sequence[_Choice]) -> None:
+        for choice in choices:
+            if choice.stream.end is None:
+                await run_in_threadpool(self._cancel_one, choice.request_id)
+
+    def _cancel_one(self, request_id: str) -> None:
+        """Cancel; a request that ended meanwhile is no error."""
+        with contextlib.suppress(UnknownRequest):
+            self._engine.cancel(request_id, session_id=LOCAL)
+
+    # -- answers -------------------------------------------------------------------------------------------
+
+    async def _whole(self, request: Request, answer: _Answer, choices: list[_Choice]) -> Response:
+        """Wait for every choice; a client that leaves before cancels them."""
+        everything = asyncio.ensure_future(self._wait_all(choices))
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            done, _ = await asyncio.wait({everything, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not everything.done():
+                everything.cancel()
+            await asyncio.shield(self._cancel(choices))
+        if everything not in done:
+            return Response(status_code=499)
+        everything.result()
+        failed = [c.stream.end for c in choices if c.stream.end is not None and c.stream.end.kind == "refused"]
+        if failed:
+            return api_error(ApiError(400, failed[0].message))
+        bodies = [self._whole_choice(answer, c) for c in choices]
+        return JSONResponse(answer.frame(bodies, await self._usage(answer.call, choices)))
+
+    async def _wait_all(self, choices: Sequence[_Choice]) -> None:
+        for choice in choices:
+            async for _ in _pieces(choice.stream):
+                pass
+
+    def _whole_choice(self, answer: _Answer, choice: _Choice) -> dict[str, Any]:
+        pieces, _ = choice.stream.since(0)
+        text = "".join(p.text for p in pieces)
+        choice.tokens = sum(p.token_id is not None for p in pieces)
+        body: dict[str, Any] = {"index": choice.index, "finish_reason": _finish_reason(choice.stream)}
+        body["logprobs"] = _logprobs(answer.call, pieces)
+        if answer.call.chat:
+            body["message"] = {"role": "assistant", "content": text}
+        else:
+            prompt = answer.call.prompts[choice.index // answer.call.n]
+            body["text"] = (prompt if answer.call.echo and isinstance(prompt, str) else "") + text
+        return body
+
+    async def _events(self, answer: _Answer, choices: list[_Choice]) -> AsyncIterator[str]:
+        """Server-sent events of all choices as they come; cancels what is left when the client goes away."""
+        inbox: asyncio.Queue[tuple[_Choice, list[StreamPiece] | None]] = asyncio.Queue()
+
+        async def forward(choice: _Choice) -> None:
+            async for pieces in _pieces(choice.stream):
+                await inbox.put((choice, pieces))
+            await inbox.put((choice, None))
+
+        tasks = [asyncio.ensure_future(forward(c)) for c in choices]
+        try:
+            if answer.call.chat:
+                for choice in choices:
+                    yield _event(answer.frame([_delta(answer, choice, {"role": "assistant", "content": ""}, None, None)]))
+            left = len(choices)
+            while left:
+                choice, pieces = await inbox.get()
+                if pieces is None:
+                    left -= 1
+                    empty = {} if answer.call.chat else ""
+                    yield _event(answer.frame([_delta(answer, choice, empty, _finish_reason(choice.stream), None)]))
+                    continue
+                for piece in pieces:
+                    choice.tokens += piece.token_id is not None
+                    content = {"content": piece.text} if answer.call.chat else piece.text
+                    yield _event(answer.frame([_delta(answer, choice, content, None, _logprobs(answer.call, [piece]))]))
+            if answer.call.include_usage:
+                yield _event(answer.frame([], await self._usage(answer.call, choices)))
+            yield "data: [DONE]\n\n"
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.shield(self._cancel(choices))
+
+    async def _usage(self, call: CompletionCall, choices: Sequence[_Choice]) -> dict[str, int]:
+        """Token counts; a prompt that was asked n times counts once, as OpenAI counts it."""
+        prompt = 0
+        for choice in choices[:: call.n]:
+            prompt += choice.stream.num_prompt_tokens
+        output = sum(c.tokens for c in choices)
+        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+
+
+async def _disconnected(request: Request) -> None:
+    """Return when the client has gone."""
+    try:
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                return
+    except ClientDisconnect:
+        return
+
+
+async def _pieces(stream: RequestStream) -> AsyncIterator[list[StreamPiece]]:
+    """Batches of new pieces until the stream ends; the engine's thread only sets an event of the loop."""
+    loop = asyncio.get_running_loop()
+    changed = asyncio.Event()
+    stop = stream.listen(lambda: loop.call_soon_threadsafe(changed.set))
+    cursor = 0
+    try:
+        while True:
+            changed.clear()
+            end = stream.end  # read before the pieces: none follows it
+            pieces, cursor = stream.since(cursor)
+            if pieces:
+                yield pieces
+            if end is not None:
+                return
+            await changed.wait()
+    finally:
+        stop()
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, separators=(',', ':'), ensure_ascii=False)}\n\n"
+
+
+def _finish_reason(stream: RequestStream) -> str | None:
+    """OpenAI knows stop and length; an end for lack of room is a length, too."""
+    if stream.end is None:
+        return None
+    return {"stop": "stop", "length": "length", "capacity": "length"}.get(stream.end.reason, stream.end.reason)
+
+
+def _delta(answer: _Answer, choice: _Choice, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
+    body: dict[str, Any] = {"index": choice.index, "finish_reason": reason, "logprobs": logprobs}
+    body["delta" if answer.call.chat else "text"] = content
+    return body
+
+
+def _logprobs(call: CompletionCall, pieces: Sequence[StreamPiece]) -> dict[str, Any] | None:
+    """Log-probabilities in the form of the call; tokens are named "token_id:N", which no text can be mistaken for."""
+    if call.logprobs is None:
+        return None
+    found = [(p, p.logprobs) for p in pieces if p.logprobs is not None]
+    most = call.logprobs
+    if call.chat:
+        content = [
+            {
+                "token": p.text,
+                "logprob": lp.logprob,
+                "bytes": list(p.text.encode()),
+                "top_logprobs": [{"token": f"token_id:{t}", "logprob": v, "bytes": None} for t, v in lp.top[:most]],
+            }
+            for p, lp in found
+        ]
+        return {"content": content}
+    offsets = list(itertools.accumulate((len(p.text) for p, _ in found), initial=0))[: len(found)]
+    return {
+        "tokens": [p.text for p, _ in found],
+        "token_logprobs": [lp.logprob for _, lp in found],
+        "top_logprobs": [{f"token_id:{t}": v for t, v in lp.top[:most]} for _, lp in found],
+        "text_offset": offsets,
+    }

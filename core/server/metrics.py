@@ -1,0 +1,142 @@
+"""GET /metrics: the live engine in Prometheus text under vLLM's metric names.
+
+Gauges come from the latest picture, counters from its totals; histograms are fed at each scrape with the steps and
+the ended requests since the scrape before, from the engine's bounded records. What left those records between two
+scrapes is missing from the histograms, never from the counters.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from core.records import RequestRecord, StepRecord
+from core.snapshot import EngineSnapshot
+
+LABELS = ("engine", "model_name")
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
+_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+class MetricsEngine(Protocol):
+    """What the exporter reads of the live engine."""
+
+    def latest(self) -> EngineSnapshot: ...
+
+    def history(self, since_step: int = -1) -> tuple[StepRecord, ...]: ...
+
+    def requests(self) -> tuple[RequestRecord, ...]: ...
+
+
+class _Pictures(Collector):
+    """Gauges and counters of the latest picture."""
+
+    def __init__(self, engine: MetricsEngine) -> None:
+        self._engine = engine
+
+    def describe(self) -> list[Metric]:
+        """Nothing: names are known at the first scrape; asking here would need an engine."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        s = self._engine.latest()
+        labels = ["0", s.info.model_label if s.info else s.config.model]
+        gauges = (
+            ("vllm:num_requests_running", "Requests in the batch.", s.num_running),
+            ("vllm:num_requests_waiting", "Requests in the queue, preempted ones included.", s.num_waiting + s.num_preempted),
+            ("vllm:kv_cache_usage_perc", "Live share of the KV blocks, 0 to 1.", s.pool.usage),
+        )
+        for name, words, value in gauges:
+            gauge = GaugeMetricFamily(name, words, labels=LABELS)
+            gauge.add_metric(labels, float(value))
+            yield gauge
+        t = s.totals
+        counters = (
+            ("vllm:num_preemptions", "Preemptions.", t.preemptions),
+            ("vllm:prompt_tokens", "Prompt tokens run through the model, recomputed ones included.", t.prompt_tokens),
+            ("vllm:generation_tokens", "Output tokens.", t.output_tokens),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", t.queried_tokens),
+            ("vllm:prefix_cache_hits", "Prompt tokens found there.", t.cached_tokens),
+        )
+        for name, words, value in counters:
+            counter = CounterMetricFamily(name, words, labels=LABELS)
+            counter.add_metric(labels, float(value))
+            yield counter
+        cache = s.config.cache
+        info = InfoMetricFamily("vllm:cache_config", "Configuration of the KV cache.")
+        info.add_metric(
+            [],
+            {
+                "block_size": str(cache.block_size),
+                "num_gpu_blocks": str(cache.num_blocks),
+                "enable_prefix_caching": str(cache.enable_prefix_caching),
+            },
+        )
+        yield info
+
+
+class MetricsExporter:
+    """One registry for one engine; `text` may be called from any thread.
+
+    Args:
+        engine: the live engine.
+    """
+
+    def __init__(self, engine: MetricsEngine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Pictures(engine))
+        self._last_step = -1
+        self._known: set[tuple[str, float]] = set()
+
+        def histogram(name: str, words: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, words, LABELS, registry=self._registry, buckets=buckets)
+
+        self._iteration = histogram("vllm:iteration_tokens_total", "Tokens of a step.", _TOKENS)
+        self._ttft = histogram("vllm:time_to_first_token_seconds", "Time to the first token, s.", _SECONDS)
+        self._itl = histogram("vllm:inter_token_latency_seconds", "Gap between two output tokens, s.", _SECONDS)
+        self._e2e = histogram("vllm:e2e_request_latency_seconds", "Arrival to the last token, s.", _SECONDS)
+        self._queue = histogram("vllm:request_queue_time_seconds", "Arrival to the first admission, s.", _SECONDS)
+        self._success = Counter(
+            "vllm:request_success", "Finished requests by reason.", (*LABELS, "finished_reason"), registry=self._registry
+        )
+
+    def text(self) -> bytes:
+        """The page."""
+        with self._lock:
+            self._catch_up()
+            return generate_latest(self._registry)
+
+    def _catch_up(self) -> None:
+        s = self._engine.latest()
+        labels = ("0", s.info.model_label if s.info else s.config.model)
+        if s.step < self._last_step:
+            self._last_step = -1  # the engine was reset: its steps count from the start again
+        iteration = self._iteration.labels(*labels)
+        for record in self._engine.history(self._last_step):
+            iteration.observe(record.prefill_tokens + record.decode_tokens)
+            self._last_step = max(self._last_step, record.step)
+        records = self._engine.requests()
+        now_known = {(r.request_id, r.finished_s) for r in records}
+        for r in records:
+            if (r.request_id, r.finished_s) not in self._known:
+                self._observe(r, labels)
+        self._known = now_known
+
+    def _observe(self, r: RequestRecord, labels: tuple[str, str]) -> None:
+        if r.ttft_s is not None:
+            self._ttft.labels(*labels).observe(r.ttft_s)
+        for gap in r.itl_s:
+            self._itl.labels(*labels).observe(gap)
+        if r.queue_s is not None:
+            self._queue.labels(*labels).observe(r.queue_s)
+        if r.finish_reason in ("stop", "length", "capacity"):
+            self._e2e.labels(*labels).observe(r.e2e_s)
+        reason = {"capacity": "length", "cancelled": "abort", "deadline": "abort"}.get(r.finish_reason, r.finish_reason)
+        self._success.labels(*labels, reason).inc()

@@ -1,0 +1,125 @@
+"""The server on a live engine with a tiny model: answers, streams, refusals, departures, metrics."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from core.attach.page import parse_page
+from core.config import CacheConfig, EngineConfig, SchedulerConfig
+from core.live import LiveEngine
+from core.live_defaults import build_engine
+from core.server.routes import routes
+
+pytestmark = pytest.mark.xdist_group("live_engine")
+
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[LiveEngine]:
+    config = EngineConfig(
+        model="tiny",
+        dtype="float32",
+        executor="inprocess",
+        scheduler=SchedulerConfig(max_num_seqs=4),
+        cache=CacheConfig(num_blocks=128),
+    )
+    engine = LiveEngine(config, engine_factory=build_engine)
+    engine.launch()
+    end_s = time.monotonic() + 60
+    while engine.latest().info is None and time.monotonic() < end_s:
+        time.sleep(0.02)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def client(live: LiveEngine) -> Iterator[TestClient]:
+    with TestClient(Starlette(routes=routes(lambda: live))) as found:
+        yield found
+
+
+def events(text: str) -> list[dict]:
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_completion_and_its_usage(client: TestClient) -> None:
+    answer = client.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 6, **GREEDY})
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert body["object"] == "text_completion"
+    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+def test_the_stream_joins_to_the_whole_answer(client: TestClient) -> None:
+    call = {"prompt": "Hello there", "max_tokens": 12, **GREEDY}
+    whole = client.post("/v1/completions", json=call).json()["choices"][0]["text"]
+    streamed = client.post("/v1/completions", json={**call, "stream": True, "stream_options": {"include_usage": True}})
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    parts = events(streamed.text)
+    assert "".join(p["choices"][0]["text"] for p in parts if p["choices"]) == whole
+    assert parts[-1]["usage"]["completion_tokens"] == 12
+    assert [p["choices"][0]["finish_reason"] for p in parts if p["choices"]][-1] == "length"
+
+
+def test_several_prompts_and_choices(client: TestClient) -> None:
+    call = {"prompt": [[1, 2], [3, 4, 5]], "n": 2, "max_tokens": 3, "seed": 1, "temperature": 1.0, "ignore_eos": True}
+    body = client.post("/v1/completions", json=call).json()
+    assert [c["index"] for c in body["choices"]] == [0, 1, 2, 3]
+    assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
+
+
+def test_logprobs_are_those_of_the_tokens(client: TestClient) -> None:
+    body = client.post("/v1/completions", json={"prompt": [5, 6], "max_tokens": 4, "logprobs": 2, **GREEDY}).json()
+    logprobs = body["choices"][0]["logprobs"]
+    assert len(logprobs["token_logprobs"]) == 4
+    for chosen, top in zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True):
+        assert chosen == pytest.approx(max(top.values())), "greedy takes the most likely token"
+        assert chosen <= 0
+
+
+def test_refusals_are_in_openai_form(client: TestClient) -> None:
+    wrong = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 0})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "max_tokens")
+    long = client.post("/v1/completions", json={"prompt": [1] * 5000, "max_tokens": 4})
+    assert long.status_code == 400
+    assert "5000" in long.json()["error"]["message"].replace(",", "").replace(" ", "")
+    broken = client.post("/v1/completions", content=b"{nonsense")
+    assert broken.status_code == 400
+    big = client.post("/v1/completions", content=b" " * (5 * 2**20))
+    assert big.status_code == 413
+
+
+def test_a_token_is_needed_where_one_is_set(live: LiveEngine) -> None:
+    with TestClient(Starlette(routes=routes(lambda: live, token="s3cret"))) as client:
+        assert client.get("/v1/models").status_code == 401
+        assert client.get("/metrics").status_code == 401
+        assert client.get("/v1/models", headers={"Authorization": "Bearer s3cret"}).status_code == 200
+        assert client.get("/health").status_code == 200
+
+
+def test_models_health_and_metrics(client: TestClient, live: LiveEngine) -> None:
+    before = parse_page(client.get("/metrics").text)
+    client.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 9, **GREEDY})
+    end_s = time.monotonic() + 10
+    while live.latest().num_running and time.monotonic() < end_s:
+        time.sleep(0.02)
+    after = parse_page(client.get("/metrics").text)
+    assert after.engine == "vllm"
+    assert after.counters["generation_tokens"] - before.counters["generation_tokens"] == 9
+    assert after.histograms["ttft"].count - (before.histograms["ttft"].count if "ttft" in before.histograms else 0) == 1
+    assert after.histograms["itl"].count - (before.histograms["itl"].count if "itl" in before.histograms else 0) == 8
+    assert after.gauges["running"] == 0
+    assert after.block_size == 16
+    assert after.num_blocks == 128
+    assert client.get("/v1/models").json()["data"][0]["id"] == live.latest().info.model_label
+    assert client.get("/health").json()["state"] in ("running", "idle")
