@@ -26,6 +26,7 @@ from pages.parts.facts import facts
 
 HERE = "this machine, measured"
 DEVICES = (HERE, *(d.name for d in DEVICE_PRESETS))
+PUBLISHED = "H100 SXM"
 GROUP_STEPS = 2000
 LINE_STEPS = 300
 TABS = ("Intensity and batch", "Bytes by step", "Host time", "Intensity by batch size")
@@ -162,61 +163,65 @@ def _facts(view: View) -> None:
     )
 
 
-def _intensity(view: View) -> None:
-    ground, recent = frame.theme(), view.history[-LINE_STEPS:]
-    rows = table(step_cost.intensity_frame(recent))
-    frame.figure_head(
-        "How do intensity and batch move together?",
-        frame.span_of(recent),
-        how=f"FLOP/B above, requests in the step below. {kv.HOW_TO_ZOOM}",
-    )
+def _intensity(history: Sequence[StepRecord]) -> None:
+    ground = frame.theme()
+    rows = table(step_cost.intensity_frame(history))
+    how = f"FLOP/B above, requests in the step below. {kv.HOW_TO_ZOOM}"
+    frame.figure_head("How do intensity and batch move together?", frame.span_of(history), how=how)
     spec = step_cost.by_step_spec(ground, "intensity", "FLOP/B", ground.text)
     frame.chart(rows, spec, key="intensity", alt="Arithmetic intensity by step")
     spec = step_cost.by_step_spec(ground, "rows", "requests in the step", style.colour("decode", ground))
     frame.chart(rows, spec, key="batch", alt="Requests in the step, by step")
 
 
-def _bytes(view: View) -> None:
-    recent = view.history[-LINE_STEPS:]
-    frame.figure_head(
-        "What does a step read and write?",
-        frame.span_of(recent),
-        how="Weights cost the same whatever the batch; KV read grows with every token of context.",
-    )
+def _bytes(history: Sequence[StepRecord]) -> None:
+    how = "Weights cost the same whatever the batch; KV read grows with every token of context."
+    frame.figure_head("What does a step read and write?", frame.span_of(history), how=how)
     spec = step_cost.stacked_spec(frame.theme(), step_cost.BYTE_PARTS, "bytes a step", "~s", 240)
-    frame.chart(
-        step_cost.bytes_frame(recent), spec, key="bytes", alt="Weights, KV read, KV written and swapped bytes by step, stacked"
-    )
+    alt = "Weights, KV read, KV written and swapped bytes by step, stacked"
+    frame.chart(table(step_cost.bytes_frame(history)), spec, key="bytes", alt=alt)
 
 
-def _host(view: View) -> None:
-    recent = view.history[-LINE_STEPS:]
-    share = formats.percent(view.snapshot.kpis.host_share)
+def _host(history: Sequence[StepRecord], share: float) -> None:
     frame.figure_head(
         "How long does the host hold the device up?",
-        frame.span_of(recent),
-        how=f"Everything outside the forward pass, now {share} of the time; transfer is the pipe of the worker process.",
+        frame.span_of(history),
+        how=f"Everything outside the forward pass, now {formats.percent(share)} of the time; transfer is the pipe to the worker.",
     )
     spec = step_cost.stacked_spec(frame.theme(), step_cost.HOST_PARTS, "µs a step", "whole", 240)
-    frame.chart(table(step_cost.host_frame(recent)), spec, key="host", alt="Host time by part and step, stacked")
+    frame.chart(table(step_cost.host_frame(history)), spec, key="host", alt="Host time by part and step, stacked")
 
 
-def _by_batch(view: View) -> None:
+def _by_batch(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
+    context, most = _mean_context(snapshot), snapshot.config.scheduler.max_num_seqs
     frame.figure_head(
         "Why does intensity stop growing with the batch?",
-        f"context {formats.count(view.context)} tokens · predicted, dots are steps that ran",
+        f"context {formats.count(context)} tokens · predicted, dots are steps that ran",
         how="Weights are read once for all, alone they give 2 × batch / bytes a weight; each sequence adds KV bytes of its own.",
     )
-    data = step_cost.intensity_by_batch(view.points, view.history)
-    _draw(
-        step_cost.intensity_by_batch_spec(frame.theme()),
-        data,
-        key="by_batch",
-        alt="FLOP/B by batch size, with and without KV traffic",
+    model = roofline.model_of(snapshot.info) if snapshot.info else None
+    data = step_cost.intensity_by_batch(model, context, most, history)
+    alt = "FLOP/B by batch size, with and without KV traffic"
+    _draw(step_cost.intensity_by_batch_spec(frame.theme()), data, key="by_batch", alt=alt)
+
+
+def _details(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
+    """The tabs; they need no ceilings, so they are there before the probe."""
+    recent = history[-LINE_STEPS:]
+    drawings = (
+        lambda: _intensity(recent),
+        lambda: _bytes(recent),
+        lambda: _host(recent, snapshot.kpis.host_share),
+        lambda: _by_batch(snapshot, history),
     )
+    for tab, draw in zip(st.tabs(TABS, key="roofline_details", bind="query-params"), drawings, strict=True):
+        with tab:
+            if tab.open:
+                draw()
 
 
-DETAILS = (_intensity, _bytes, _host, _by_batch)
+def _show_published() -> None:
+    st.session_state["ceilings"] = PUBLISHED
 
 
 def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
@@ -224,21 +229,19 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     basis, device = _controls()
     view = _view(snapshot, history, snapshot.info, basis, device) if snapshot.info else None
     with st.container(key="roofline_hero"):
-        if view is None:
-            what = "The ceilings of this machine are not measured yet: the probe runs once, right after the model is loaded."
-            frame.empty(what, key="ceilings", height=HERO_HEIGHT)
-        else:
+        if view is not None:
             left, right = st.columns([0.66, 0.34], gap="medium")
             with left:
                 _hero(view)
             with right:
                 _marginal(view)
             _facts(view)
-    tabs = st.tabs(TABS, key="roofline_details", bind="query-params")
-    for tab, draw in zip(tabs, DETAILS, strict=True):
-        with tab:
-            if tab.open and view is not None:
-                draw(view)
+        elif snapshot.info is None:
+            frame.empty("The model is still loading; its steps appear here.", key="model", height=HERO_HEIGHT)
+        else:
+            what = "The ceilings of this machine are not measured yet: the probe runs once, right after the model is loaded."
+            frame.empty(what, f"Show the ceilings of an {PUBLISHED}", _show_published, key="ceilings", height=HERO_HEIGHT)
+    _details(snapshot, history)
     frame.footer()
 
 

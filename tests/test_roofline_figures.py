@@ -162,8 +162,7 @@ def test_bytes_and_host_parts_add_up() -> None:
 
 
 def test_weights_alone_grow_with_the_batch_and_kv_bends_the_line() -> None:
-    points = roofline.curve_points(MODEL, UNDER, 2000, 48)
-    curve = step_cost.intensity_by_batch(points, [])["curve"]
+    curve = step_cost.intensity_by_batch(MODEL, 2000, 48, [])["curve"]
     alone = curve[curve["what"] == step_cost.WEIGHTS_ALONE]["intensity"].tolist()
     both = curve[curve["what"] == step_cost.WITH_KV]["intensity"].tolist()
     assert alone[-1] / alone[0] == pytest.approx(48, rel=0.02)
@@ -186,7 +185,7 @@ def figures() -> list[tuple[str, dict[str, object], dict[str, pd.DataFrame]]]:
             ("intensity", step_cost.by_step_spec(t, "intensity", "FLOP/B", t.text), {"": step_cost.intensity_frame(history)}),
             ("bytes", step_cost.stacked_spec(t, step_cost.BYTE_PARTS, "bytes", "~s"), {"": step_cost.bytes_frame(history)}),
             ("host", step_cost.stacked_spec(t, step_cost.HOST_PARTS, "µs", "whole"), {"": step_cost.host_frame(history)}),
-            ("by batch", step_cost.intensity_by_batch_spec(t), step_cost.intensity_by_batch(points, history)),
+            ("by batch", step_cost.intensity_by_batch_spec(t), step_cost.intensity_by_batch(MODEL, 400, 48, history)),
             ("pool", kv.pool_spec(t), {"": kv.pool_frame(history)}),
             ("fragmentation", kv.fragmentation_spec(t), {"": kv.fragmentation_frame(history, 16)}),
             ("contiguous", kv.reservation_spec(t), {"": kv.reservation_frame(ways)}),

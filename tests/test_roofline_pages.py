@@ -109,6 +109,9 @@ def test_before_the_probe_the_roofline_says_so(live: FakeLive) -> None:
     app = opened("roofline")
     assert not app.exception
     assert "not measured yet" in words(app)
+    app.button(key="fill_ceilings").click().run()
+    assert not app.exception
+    assert "H100 SXM · predicted" in words(app)
 
 
 def test_published_ceilings_need_no_probe(live: FakeLive) -> None:

@@ -65,6 +65,7 @@ class BlockPanel {
     this.name = make("span", "name");
     this.clear = make("button", "clear", "Clear");
     this.clear.type = "button";
+    this.clear.hidden = this.swatch.hidden = true;
     this.clear.addEventListener("click", () => onPick(null));
     this.title.append(this.swatch, this.name, this.clear);
     this.facts = make("div", "facts");

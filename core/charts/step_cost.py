@@ -12,8 +12,10 @@ import pandas as pd
 
 from core.charts import style
 from core.charts.kv import GROUPED, ZOOM, Spec, base, step_axis
+from core.charts.roofline import batches_up_to
+from core.cost_model import CostModel
 from core.records import StepRecord
-from core.roofline import CurvePoint
+from core.roofline import decode_sums
 
 BYTE_PARTS = ("weights", "KV read", "KV written", "swapped")
 HOST_PARTS = ("schedule", "prepare", "sample", "transfer", "update", "other")
@@ -96,12 +98,22 @@ def stacked_spec(theme: style.Theme, parts: tuple[str, ...], title: str, axis: s
     }
 
 
-def intensity_by_batch(points: Sequence[CurvePoint], history: Sequence[StepRecord]) -> dict[str, pd.DataFrame]:
-    """Data sets "curve" (batch, intensity, what) and "steps" (batch, intensity) of `intensity_by_batch_spec`."""
-    curve = [(p.batch, p.intensity, WITH_KV) for p in points] + [(p.batch, p.weights_intensity, WEIGHTS_ALONE) for p in points]
-    seen = sorted(
-        {(r.decode_requests, round(r.intensity, 3)) for r in history if r.decode_requests and not r.prefill_tokens and r.flops}
-    )
+def intensity_by_batch(
+    model: CostModel | None, context: int, most: int, history: Sequence[StepRecord]
+) -> dict[str, pd.DataFrame]:
+    """Data sets "curve" (batch, intensity, what) and "steps" (batch, intensity) of `intensity_by_batch_spec`.
+
+    Args:
+        model: None before a model is loaded; the curve is empty then.
+        context: cached tokens of each row of the curve.
+    """
+    curve: list[tuple[int, float, str]] = []
+    for batch in batches_up_to(most) if model else []:
+        assert model is not None
+        cost = model.cost_of_sums(decode_sums(model, batch, context))
+        curve += [(batch, cost.intensity, WITH_KV), (batch, cost.flops / cost.weight_bytes, WEIGHTS_ALONE)]
+    plain = [r for r in history if r.decode_requests and not r.prefill_tokens and r.flops]
+    seen = sorted({(r.decode_requests, round(r.intensity, 3)) for r in plain})
     return {
         "curve": pd.DataFrame(curve, columns=["batch", "intensity", "what"]),
         "steps": pd.DataFrame(seen, columns=["batch", "intensity"]),
