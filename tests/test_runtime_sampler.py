@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from core.errors import ExecutorError
 from core.request import SamplingParams
+from core.runtime.draw_device import draw_rows
 from core.runtime.random_stream import philox4x32, uniforms
 from core.runtime.sampler import Sampler, SamplingBatch
 from tests.runtime_driver import one_thread
@@ -31,10 +32,17 @@ def batch_of(params: list[SamplingParams], seeds: list[int] | None = None, posit
     )
 
 
-def draw(logits: torch.Tensor, params: SamplingParams, count: int) -> np.ndarray:
-    """`count` tokens at output positions 0, 1, ... of one seed."""
-    rows = logits.expand(count, -1)
-    return Sampler(()).sample(rows, batch_of([params] * count, positions=list(range(count))))[0]
+def draw(logits: torch.Tensor, params: SamplingParams, count: int, path: str = "host") -> np.ndarray:
+    """`count` tokens at output positions 0, 1, ... of one seed; the device's path runs on a CPU too."""
+    rows = logits.expand(count, -1).float()
+    batch = batch_of([params] * count, positions=list(range(count)))
+    if path == "host":
+        return Sampler(()).sample(rows, batch)[0]
+    u = torch.from_numpy(uniforms(batch.seeds, batch.positions))
+    return draw_rows(rows, rows.amax(dim=-1), batch.params, u).numpy()
+
+
+both_paths = pytest.mark.parametrize("path", ["host", "device"])
 
 
 def allowed(logits: torch.Tensor, p: SamplingParams) -> dict[int, float]:
@@ -90,6 +98,7 @@ def test_greedy_takes_the_first_of_equal_maxima() -> None:
     assert ids.tolist() == [0, 5, 1999]
 
 
+@both_paths
 @given(
     seed=st.integers(0, 10_000),
     temperature=st.floats(0.05, 5.0),
@@ -97,20 +106,21 @@ def test_greedy_takes_the_first_of_equal_maxima() -> None:
     top_p=st.sampled_from([0.0, 1e-4, 0.3, 0.9, 0.999, 1.0]),
     rounded=st.booleans(),
 )
-def test_only_allowed_tokens_are_drawn(seed: int, temperature: float, top_k: int, top_p: float, rounded: bool) -> None:
+def test_only_allowed_tokens_are_drawn(seed: int, temperature: float, top_k: int, top_p: float, rounded: bool, path: str) -> None:
     """Against the plain definition; rounded logits have many ties, also at the edges of the sets."""
     logits = 3 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed))
     if rounded:
         logits = logits.to(torch.bfloat16)
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
     inside = allowed(logits.float(), params)
-    drawn = draw(logits.unsqueeze(0), params, 40)
+    drawn = draw(logits.unsqueeze(0), params, 40, path)
     # At the very edge of a nucleus two orders of summation may differ by one token of negligible weight.
     outside = [t for t in drawn.tolist() if t not in inside]
     assert all(float(logits[t]) >= min(float(logits[i]) for i in inside) - 1e-3 for t in outside)
     assert len(outside) <= 1
 
 
+@both_paths
 @pytest.mark.parametrize("params", [
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.7, top_k=5),
@@ -118,11 +128,11 @@ def test_only_allowed_tokens_are_drawn(seed: int, temperature: float, top_k: int
     SamplingParams(temperature=1.3, top_p=0.8, top_k=8),
     SamplingParams(temperature=2.0, top_p=0.98),
 ])  # fmt: skip
-def test_frequencies_follow_the_distribution(params: SamplingParams) -> None:
+def test_frequencies_follow_the_distribution(params: SamplingParams, path: str) -> None:
     logits = 2 * torch.randn(30, generator=torch.Generator().manual_seed(4))
-    count = 20_000
+    count = 8_000
     expected = allowed(logits, params)
-    drawn = draw(logits.unsqueeze(0), params, count)
+    drawn = draw(logits.unsqueeze(0), params, count, path)
     observed = np.bincount(drawn, minlength=30)
     assert set(np.nonzero(observed)[0].tolist()) <= set(expected)
     chi = sum((observed[t] - count * p) ** 2 / (count * p) for t, p in expected.items())
@@ -130,9 +140,10 @@ def test_frequencies_follow_the_distribution(params: SamplingParams) -> None:
     assert chi < freedom + 5 * math.sqrt(2 * freedom) + 5
 
 
-def test_wide_nucleus_reaches_past_the_partial_sort() -> None:
+@both_paths
+def test_wide_nucleus_reaches_past_the_partial_sort(path: str) -> None:
     flat = torch.zeros(1, VOCAB)
-    drawn = draw(flat, SamplingParams(temperature=1.0, top_p=0.9), 3000)
+    drawn = draw(flat, SamplingParams(temperature=1.0, top_p=0.9), 3000, path)
     assert drawn.max() > 1000
     assert drawn.max() < 0.9 * VOCAB + 1  # ties are taken lowest id first
 
@@ -187,3 +198,15 @@ def test_broken_logits_are_named_not_sampled() -> None:
     logits[1, 4] = float("nan")
     with pytest.raises(ExecutorError, match="logits of 1 are not finite"):
         Sampler(()).sample(logits, batch_of([SamplingParams()] * 3))
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 255, 256, 257, 5000])
+@pytest.mark.parametrize("params", [
+    SamplingParams(temperature=1.0), SamplingParams(temperature=1e-4), SamplingParams(temperature=50.0, top_p=0.99),
+    SamplingParams(temperature=1.0, top_k=3), SamplingParams(temperature=1.0, top_k=300),
+])  # fmt: skip
+def test_both_paths_agree_at_every_vocabulary_size(vocab: int, params: SamplingParams) -> None:
+    """Host weights are float32, device weights float64: the same token unless the random number falls on an edge."""
+    logits = 2 * torch.randn(1, vocab, generator=torch.Generator().manual_seed(vocab))
+    host, device = (draw(logits, params, 300, path) for path in ("host", "device"))
+    assert (host != device).mean() < 0.01

@@ -4,7 +4,7 @@
     else          p = softmax((l - max l) / T); keep the top_k largest (ties at the edge included), then the smallest
                   set in falling order whose mass reaches top_p; take the token at which the running sum passes u * total
 
-Sums run in float64. Candidates come from a partial sort; a row whose set may reach past it is sorted in full.
+On a CPU `draw_host` draws (numpy, row by row), elsewhere `draw_device` (batched, where the logits are).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from core.errors import ExecutorError
 from core.outputs import TopLogprobs
 from core.request import SamplingParams
+from core.runtime.draw_device import draw_rows
+from core.runtime.draw_host import draw_row
 from core.runtime.random_stream import uniforms
-
-CANDIDATES = 256
 
 
 @dataclass(slots=True)
@@ -53,93 +53,60 @@ class Sampler:
         """Return one token id a row, and log-probabilities of the rows that want them.
 
         Args:
-            logits: [n, vocab_size], any float dtype; not changed.
+            logits: [n, vocab_size], any float dtype; the same afterwards.
 
         Raises:
             ExecutorError: if a row's logits hold no finite maximum; the message names the requests.
         """
         wide = logits.float()
-        masked = self._mask_early_end(wide, batch)
-        best, greedy = masked.max(dim=-1)
-        if not bool(torch.isfinite(best).all()):
-            broken = [i for i, ok in zip(batch.request_ids, torch.isfinite(best).tolist(), strict=True) if not ok]
-            raise ExecutorError(f"the logits of {', '.join(broken)} are not finite; the model or its cache is damaged")
-        token_ids = greedy.cpu().numpy()
-        drawn = [i for i, p in enumerate(batch.params) if not p.is_greedy]
-        if drawn:
-            token_ids[drawn] = self._draw(masked, best, batch, drawn)
+        early = [i for i, p in enumerate(batch.params) if p.min_tokens > batch.positions[i]]
+        forbidden = [(i, self._ends(batch.params[i], wide.shape[1])) for i in early]
+        saved = [wide[i, ends].clone() for i, ends in forbidden]
+        for i, ends in forbidden:
+            wide[i, ends] = -torch.inf
+        token_ids = _on_host(wide, batch) if wide.device.type == "cpu" else _on_device(wide, batch)
+        for (i, ends), values in zip(forbidden, saved, strict=True):
+            wide[i, ends] = values
         return token_ids, _logprobs(wide, token_ids, batch)
 
-    def _mask_early_end(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-        """Forbid end and stop tokens in rows below their min_tokens."""
-        early = [i for i, p in enumerate(batch.params) if p.min_tokens > batch.positions[i]]
-        if not early:
-            return logits
-        masked = logits.clone()
-        for i in early:
-            p = batch.params[i]
-            ends = set(p.stop_token_ids) | (set() if p.ignore_eos else set(self._eos_token_ids))
-            masked[i, [t for t in ends if 0 <= t < logits.shape[1]]] = -torch.inf
-        return masked
-
-    def _draw(self, logits: torch.Tensor, best: torch.Tensor, batch: SamplingBatch, drawn: list[int]) -> npt.NDArray[np.int64]:
-        device, vocab = logits.device, logits.shape[1]
-        params = [batch.params[i] for i in drawn]
-        temperature = torch.tensor([p.temperature for p in params], dtype=torch.float64, device=device)
-        u = torch.from_numpy(uniforms(batch.seeds[drawn], batch.positions[drawn])).to(device)
-        weights = ((logits[drawn].double() - best[drawn].double().unsqueeze(1)) / temperature.unsqueeze(1)).exp()
-        top_k = torch.tensor([p.top_k if 0 < p.top_k < vocab else vocab for p in params], device=device)
-        top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)
-        chosen = torch.empty(len(drawn), dtype=torch.int64, device=device)
-        free = (top_k == vocab) & (top_p >= 1.0)
-        if bool(free.any()):
-            chosen[free] = _invert(weights[free], u[free])
-        bound = torch.nonzero(~free).squeeze(1)
-        width = min(vocab, max(CANDIDATES, *(p.top_k + 1 for p in params if 0 < p.top_k < vocab), 0))
-        while len(bound):
-            ids, complete = _restricted(weights[bound], top_k[bound], top_p[bound], u[bound], width)
-            chosen[bound[complete]] = ids[complete]
-            bound, width = bound[~complete], vocab
-        return chosen.cpu().numpy()
+    def _ends(self, p: SamplingParams, vocab_size: int) -> list[int]:
+        """Tokens that must not come before min_tokens."""
+        ends = {*p.stop_token_ids, *(() if p.ignore_eos else self._eos_token_ids)}
+        return sorted(t for t in ends if 0 <= t < vocab_size)
 
 
-def _invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Return, for each row, the first place at which the running sum of `weights` [n, m] exceeds u * total."""
-    running = weights.cumsum(dim=-1)
-    total = running[:, -1:].contiguous()
-    place = torch.searchsorted(running, u.unsqueeze(1) * total, right=True)
-    last_with_weight = torch.searchsorted(running, total)  # u * total may round up to total
-    return torch.minimum(place, last_with_weight).squeeze(1)
+def _on_host(logits: torch.Tensor, batch: SamplingBatch) -> npt.NDArray[np.int64]:
+    table = logits.numpy()
+    token_ids: npt.NDArray[np.int64] = table.argmax(axis=-1)  # numpy's is vectorised, PyTorch's is not
+    best = table[np.arange(len(table)), token_ids]
+    _check(np.isfinite(best), batch)
+    drawn = _drawn(batch)
+    if drawn:
+        u = uniforms(batch.seeds[drawn], batch.positions[drawn])
+        scratch = np.empty(table.shape[1], np.float32)
+        for i, number in zip(drawn, u.tolist(), strict=True):
+            token_ids[i] = draw_row(table[i], best[i], batch.params[i], number, scratch)
+    return token_ids
 
 
-def _restricted(
-    weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, u: torch.Tensor, width: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw under top_k and top_p from the `width` heaviest tokens of each row.
+def _on_device(logits: torch.Tensor, batch: SamplingBatch) -> npt.NDArray[np.int64]:
+    best, greedy = logits.max(dim=-1)
+    _check(torch.isfinite(best).cpu().numpy(), batch)
+    drawn = _drawn(batch)
+    if drawn:
+        u = torch.from_numpy(uniforms(batch.seeds[drawn], batch.positions[drawn])).to(logits.device)
+        greedy[drawn] = draw_rows(logits[drawn], best[drawn], [batch.params[i] for i in drawn], u)
+    return greedy.cpu().numpy()
 
-    Returns ids [n] and a bool [n]: False where the set may hold tokens beyond those `width`.
-    """
-    vocab = weights.shape[1]
-    values, ids = weights.topk(width, dim=-1)
-    ids, by_id = ids.sort(dim=-1)
-    values, order = values.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
-    ids = ids.gather(1, order)
-    edge = values.gather(1, top_k.clamp(max=width).unsqueeze(1) - 1)
-    limited = (top_k < vocab).unsqueeze(1)
-    in_k = torch.where(limited, values >= edge, True)
-    kept = torch.where(in_k, values, 0.0)
-    total = torch.where(limited.squeeze(1), kept.sum(dim=-1), weights.sum(dim=-1))
-    before = kept.cumsum(dim=-1) - kept
-    in_p = (before < (top_p * total).unsqueeze(1)) | (top_p >= 1.0).unsqueeze(1)
-    in_p[:, 0] = True
-    nucleus = torch.where(in_p, kept, 0.0)
-    chosen = ids.gather(1, _invert(nucleus, u).unsqueeze(1)).squeeze(1)
-    if width == vocab:
-        return chosen, torch.ones_like(u, dtype=torch.bool)
-    # Complete: the lightest member is heavier than the edge of the partial sort, or nothing beyond the edge weighs anything.
-    lightest = torch.where(limited, edge, torch.where(nucleus > 0, values, torch.inf).amin(dim=-1, keepdim=True))
-    last = values[:, -1:]
-    return chosen, ((lightest > last) | (last == 0)).squeeze(1)
+
+def _drawn(batch: SamplingBatch) -> list[int]:
+    return [i for i, p in enumerate(batch.params) if not p.is_greedy]
+
+
+def _check(finite: npt.NDArray[np.bool_], batch: SamplingBatch) -> None:
+    if not finite.all():
+        broken = [i for i, ok in zip(batch.request_ids, finite.tolist(), strict=True) if not ok]
+        raise ExecutorError(f"the logits of {', '.join(broken)} are not finite; the model or its cache is damaged")
 
 
 def _logprobs(
