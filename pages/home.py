@@ -35,8 +35,14 @@ def bound_shares(history: Sequence[StepRecord]) -> str:
 
 def sentences(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> list[tuple[str, str]]:
     """Three things to see, each with its figures of now."""
+    if not history:
+        return [
+            ("Requests join and leave at every step", "Nobody waits for the longest one of a batch."),
+            ("One read of the weights serves the whole batch", "Another sequence costs only its own KV traffic and arithmetic."),
+            ("Something always bounds the batch", "KV memory, seats, the token budget, or the load itself."),
+        ]
     joined, left = sum(r.admitted for r in history), sum(r.finished for r in history)
-    span = formats.seconds(history[-1].start_s + history[-1].duration_s - history[0].start_s) if history else formats.NONE
+    span = formats.seconds(history[-1].start_s + history[-1].duration_s - history[0].start_s)
     weights = formats.decimal_bytes(snapshot.info.weight_bytes_read) if snapshot.info else formats.NONE
     mean = formats.figures(snapshot.kpis.mean_batch)
     return [

@@ -21,7 +21,7 @@ from core.charts.style import Theme
 from core.records import StepRecord
 
 MAX_STEPS = 600
-HEADROOM = 1.2  # of the budget: the strip above the line holds the marks
+HEADROOM = 1.3  # of the budget: the strip above the line holds the marks
 HOW_TO_ZOOM = "Scroll to zoom, drag to pan, double click to follow again."
 _MARKS = ("admitted", "preempted", "finished")
 _PARTS = ("schedule", "prepare", "forward", "sample", "transfer", "update")
@@ -81,7 +81,7 @@ def _step_axis(title: str | None = "engine step") -> dict[str, Any]:
         "type": "quantitative",
         "title": title,
         "scale": {"zero": False, "nice": False},
-        "axis": {"format": "d", "tickMinStep": 1, "tickCount": 8},
+        "axis": {"labelExpr": style.THIN_GROUPS, "tickMinStep": 1, "tickCount": 8},
     }
 
 
@@ -116,7 +116,7 @@ def _rank(series: Sequence[str]) -> dict[str, str]:
 
 
 @lru_cache(maxsize=8)
-def composition_spec(theme: Theme, height: int = 230) -> dict[str, Any]:
+def composition_spec(theme: Theme, height: int = 262) -> dict[str, Any]:
     """Stacked tokens by kind under the budget line, with marks in the strip above it for what happened in a step."""
     series = ("decode", "prefill", "padding", "idle")
     quiet = "#343E49" if theme.name == "dark" else "#DCE1E7"
@@ -133,7 +133,7 @@ def composition_spec(theme: Theme, height: int = 230) -> dict[str, Any]:
         "mark": {"type": "point", "opacity": 0, "size": 0},
         "encoding": {"x": _step_axis(), "y": {"field": "top", "type": "quantitative"}},
     }
-    marks = [_event_layer(kind, y, theme) for kind, y in zip(_MARKS, (6, 17, 28), strict=True)]
+    marks = [_event_layer(kind, y, theme) for kind, y in zip(_MARKS, (5, 16, 27), strict=True)]
     hover = {
         "mark": {"type": "rule", "strokeWidth": 3, "opacity": 0},
         "encoding": {

@@ -82,7 +82,7 @@ def gantt_spec(theme: Theme) -> dict[str, Any]:
                 "type": "quantitative",
                 "title": "engine time (s)",
                 "scale": {"zero": False, "nice": False},
-                "axis": {"grid": True, "tickCount": 8},
+                "axis": {"grid": True, "tickCount": 8, "labelExpr": style.THIN_GROUPS},
             },
             "x2": {"field": "to_s"},
             "y": {

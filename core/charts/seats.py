@@ -91,7 +91,7 @@ def seat_spec(theme: Theme, height: int = 300) -> dict[str, Any]:
                 "type": "quantitative",
                 "title": "engine time (s)",
                 "scale": {"zero": False, "nice": False},
-                "axis": {"tickCount": 8},
+                "axis": {"tickCount": 8, "labelExpr": style.THIN_GROUPS},
             },
             "x2": {"field": "to_s"},
             "y": {

@@ -28,6 +28,9 @@ CIVIDIS = (
     "#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838",
 )  # fmt: skip
 
+THIN_GROUPS = "replace(format(datum.value, ',~r'), /,/g, '\u202f')"
+"""Vega expression for axis labels: digits grouped by thin spaces, as everywhere else."""
+
 FONT = "Inter, 'Segoe UI', 'Helvetica Neue', 'DejaVu Sans', Arial, sans-serif"
 MONO = "'JetBrains Mono', 'SF Mono', Consolas, 'DejaVu Sans Mono', monospace"
 

@@ -55,6 +55,7 @@ def limits(snapshot: EngineSnapshot) -> list[dict[str, Any]]:
     padding = record.padded_tokens if record and busy else 0
     budget, seats = config.max_num_batched_tokens, config.max_num_seqs
     used = prefill + decode + padding
+    seated = record.num_running if record and busy else snapshot.num_running
     tokens = f"{decode} decode + {prefill} prefill" + (f" + {padding} padding" if padding else "")
     return [
         {
@@ -66,8 +67,8 @@ def limits(snapshot: EngineSnapshot) -> list[dict[str, Any]]:
         {
             "name": "Seats",
             "binds": bound == BoundBy.SEATS.value,
-            "text": f"{formats.count(snapshot.num_running)} of {formats.count(seats)} max_num_seqs",
-            "parts": _shares(("live", snapshot.num_running), total=seats),
+            "text": f"{formats.count(seated)} of {formats.count(seats)} max_num_seqs",
+            "parts": _shares(("live", seated), total=max(seats, seated)),
         },
         {
             "name": "KV blocks",
@@ -91,7 +92,7 @@ def head_of_queue(snapshot: EngineSnapshot) -> str:
     if not snapshot.passed_over:
         return "admitted at the next step boundary" if snapshot.state == "running" else ""
     head = snapshot.passed_over[0]
-    return f"Head of the queue: {head.request_id}, {head.detail} → waits for {head.bound_by.value}"
+    return f"Head of the queue: {head.request_id}, {head.detail}"
 
 
 def find(snapshot: EngineSnapshot, request_id: str | None) -> RequestView | None:
