@@ -99,5 +99,5 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
 ticker.live(
     "How is one model serving all these requests at once?",
     render,
-    about="A real scheduler runs a real model on this machine. Everything on these pages is the run itself, as it happens.",
+    about="Continuous batching at work: a real scheduler runs a real model on this machine, and every number is of this run.",
 )
