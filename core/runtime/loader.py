@@ -124,14 +124,15 @@ def create_runner(
     clock: Clock,
     *,
     source: ModelSource | None = None,
-    backend: str = "auto",
+    backend: str | None = None,
     progress: Progress = no_progress,
 ) -> ModelRunner:
     """Build the runner of a configuration.
 
     Args:
         source: an opened model, to save opening it twice.
-        backend: "auto" or "plain".
+        backend: "auto" or "plain"; None is "plain" where time is counted in steps, because such a run must be
+            repeatable, and kernels that are still being compiled take over at a moment that nobody can repeat.
 
     Raises:
         CheckpointError, ConfigError: as `open_model`, `pick_device` and `ModelRunner`.
@@ -143,5 +144,6 @@ def create_runner(
         torch.set_num_threads(config.num_threads)
     max_model_len = min(config.max_model_len or source.spec.max_model_len, source.spec.max_model_len)
     weights = source.weights(dtype, device, max_model_len, progress)
-    chosen = pick_backend(source.spec, dtype, device, config.weight_dtype, backend)
+    prefer = backend or ("plain" if config.clock == "step" and config.weight_dtype == "same" else "auto")
+    chosen = pick_backend(source.spec, dtype, device, config.weight_dtype, prefer)
     return ModelRunner(source.spec, weights, chosen, config.cache, clock=clock, label=source.label, fallback=source.fallback)
