@@ -34,8 +34,9 @@ QUESTIONS = (
     "Count from 1 to 10.",
     "Name a famous painter and one of their works.",
 )
-# Logits of this model lie between 16 and 32, where bfloat16 steps are 0.125; each side may be off by one of them.
-GAP = 0.25
+# Logits of this model lie between 16 and 32, where bfloat16 steps are 0.125. Either side rounds every activation of 30 layers
+# on the way, so its last step is uncertain: three steps, one and a half for each.
+GAP = 0.375
 
 
 @pytest.fixture(scope="module")
