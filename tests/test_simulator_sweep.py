@@ -47,7 +47,7 @@ def test_a_knob_changes_one_thing() -> None:
     assert group.knob("num_blocks") > 2 * BASE.knob("num_blocks")
     assert BASE.with_knob("device", DEVICES["L4"]).run().tpot.p50 > 5 * base.tpot.p50
     dense = BASE.with_knob("rate", 4.0).run()
-    assert dense.duration_s < base.duration_s / 2
+    assert dense.duration_s < base.duration_s * 0.7
     assert dense.mean_batch > base.mean_batch
     assert BASE.with_knob("max_num_seqs", 2).knob("max_num_seqs") == 2
     for name, value in (("nonsense", 1), ("max_num_seqs", 0), ("memory_bandwidth", -1.0), ("rate", -1.0)):
