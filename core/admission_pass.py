@@ -18,7 +18,7 @@ from core.outputs import BoundBy, NewRequestData
 from core.request import FinishReason, Request, RequestStatus
 from core.scheduler_state import SchedulerState
 from core.step_plan import StepPlan
-from core.story_words import block_words, broken
+from core.story_words import broken
 
 
 @dataclass(slots=True)
@@ -134,12 +134,11 @@ def join(state: SchedulerState, plan: StepPlan, request: Request, price: Quote) 
     )
     (plan.resumed if resumed else plan.admitted).append(request.request_id)
     plan.fresh.add(request.request_id)
-    source = "swapped in" if price.swapped else "from the prefix cache"
-    detail = f"{block_words(blocks)}; {price.start} tokens {source}" if price.start else block_words(blocks)
-    state.tell(request, plan.now, "resumed" if resumed else "admitted", detail, price.start)
+    plan.joins.append((request, resumed, price.start, price.swapped))
     decodes = price.swapped and price.tokens == 1 and price.start >= request.num_prompt_tokens
     plan.run(request, price.tokens, not decodes)
-    plan.settle_entries()
+    if state.order.by_tenant or state.ledger.has_quotas:
+        plan.settle_entries()  # the next pick depends on it
 
 
 def admit_waiting(state: SchedulerState, plan: StepPlan, *, known_only: bool = False) -> None:
@@ -161,6 +160,7 @@ def admit_waiting(state: SchedulerState, plan: StepPlan, *, known_only: bool = F
             again = walk.visit(request)
             if again or walk.done:
                 break
+    plan.settle_entries()
     _conclude(state, plan, walk.cause, blocked)
 
 
@@ -186,8 +186,7 @@ class _Walk:
     def visit(self, request: Request) -> bool:
         """Try one request; True if the order of the queue has changed and must be read again."""
         state, plan = self.state, self.plan
-        gone = never_resumes(state, request)
-        if gone:
+        if request.status is RequestStatus.PREEMPTED and (gone := never_resumes(state, request)):
             event = state.end(request, RequestStatus.FINISHED, FinishReason.CAPACITY, plan.now, gone)
             state.pending.events.append(event)
             return False

@@ -16,57 +16,67 @@ Each operation checks everything it is about to do before it does the first part
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain, islice, repeat
 
 from core.config import EvictionPolicy
 from core.errors import InvariantError
+
+exhaust = deque[object](maxlen=0).extend
+"""Runs an iterator to its end in C: the bulk operations below sit on the critical path of each token."""
 
 
 class EvictionQueue:
     """Cached blocks that no table holds, in the order in which they would be overwritten.
 
     LRU keeps one ordered bucket; LFU keeps one for each number of uses and starts with the smallest, the
-    least recently released first within a bucket. Push and remove are O(1).
+    least recently released first within a bucket. Push and remove are O(1). (A plain dict would do but for its
+    front: it walks over the gaps that removals leave there.)
     """
 
-    __slots__ = ("_bucket_of", "_buckets", "_lfu")
+    __slots__ = ("_buckets", "_lfu", "size")
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._lfu = policy is EvictionPolicy.LFU
-        self._buckets: dict[int, dict[int, None]] = {}
-        self._bucket_of: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._bucket_of)
-
-    def __contains__(self, block_id: int) -> bool:
-        return block_id in self._bucket_of
+        self._buckets: dict[int, OrderedDict[int, None]] = {0: OrderedDict()}
+        self.size = 0
 
     def __iter__(self) -> Iterator[int]:
         """Yield block ids, the next one to be overwritten first."""
         return chain.from_iterable(self._buckets[uses] for uses in sorted(self._buckets))
 
+    def first(self, count: int, but: Collection[int] = ()) -> list[int]:
+        """The next `count` blocks to be overwritten (fewer if there are not as many), leaving out `but`."""
+        if not but:
+            lone = next(iter(self._buckets.values())) if len(self._buckets) == 1 else self
+            return list(islice(lone, count))
+        return list(islice((b for b in self if b not in but), count))
+
     def push(self, block_id: int, uses: int) -> None:
         """Append a block that was just released after `uses` uses."""
-        bucket = uses if self._lfu else 0
-        self._bucket_of[block_id] = bucket
-        self._buckets.setdefault(bucket, {})[block_id] = None
+        bucket = self._buckets.setdefault(uses, OrderedDict()) if self._lfu else self._buckets[0]
+        bucket[block_id] = None
+        self.size += 1
 
-    def remove(self, block_id: int) -> None:
-        """Take a block out, because it is shared again or overwritten."""
-        bucket = self._bucket_of.pop(block_id)
-        ids = self._buckets[bucket]
-        del ids[block_id]
-        if not ids:
-            del self._buckets[bucket]
+    def remove_all(self, block_ids: Sequence[int], uses: Sequence[int]) -> None:
+        """Take blocks out, because they are shared again or overwritten; `uses` by block, as when they were pushed."""
+        self.size -= len(block_ids)
+        if not self._lfu:
+            exhaust(map(self._buckets[0].__delitem__, block_ids))
+            return
+        for block_id in block_ids:
+            bucket = self._buckets[uses[block_id]]
+            del bucket[block_id]
+            if not bucket:
+                del self._buckets[uses[block_id]]
 
 
 class BlockPool:
     """`num_blocks` physical blocks, named 0 to num_blocks - 1.
 
     Attributes:
-        last_use: for each block the step in which it was last handed out, shared or released.
+        last_use: for each block the step in which a table last gave it up.
         num_evictions: cached blocks overwritten so far.
         num_extra_refs: sum of (references - 1) over live blocks: copies that sharing saved.
     """
@@ -104,17 +114,17 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Blocks kept for reuse that no request holds."""
-        return len(self._evictable)
+        return self._evictable.size
 
     @property
     def num_live(self) -> int:
         """Blocks that at least one block table holds."""
-        return self.num_blocks - len(self._free) - len(self._evictable)
+        return self.num_blocks - len(self._free) - self._evictable.size
 
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` could hand out: free ones and cached ones."""
-        return len(self._free) + len(self._evictable)
+        return len(self._free) + self._evictable.size
 
     def ref_count(self, block_id: int) -> int:
         """Number of block tables that hold the block."""
@@ -126,7 +136,7 @@ class BlockPool:
 
     def is_evictable(self, block_id: int) -> bool:
         """True for a block in the prefix index that no request holds."""
-        return block_id in self._evictable
+        return self._refs[block_id] == 0 and self._hash_of[block_id] is not None
 
     def lookup(self, block_hash: bytes) -> int | None:
         """Return the block that holds the content named by `block_hash`, or None."""
@@ -139,9 +149,9 @@ class BlockPool:
     def num_exclusive(self, block_ids: Iterable[int]) -> int:
         """How many of the blocks would become available if their one holder released them."""
         refs = self._refs
-        return sum(1 for b in block_ids if refs[b] == 1)
+        return [refs[b] for b in block_ids].count(1)
 
-    def allocate(self, count: int, step: int = 0, shared: Sequence[int] = ()) -> list[int] | None:
+    def allocate(self, count: int, shared: Sequence[int] = ()) -> list[int] | None:
         """Take a reference on each block of `shared` and hand out `count` more, in one indivisible act.
 
         New blocks come from the free list first, then in the order of eviction (never one of `shared`).
@@ -155,34 +165,29 @@ class BlockPool:
         from_free = min(count, len(free))
         missing = count - from_free
         woken = [b for b in shared if refs[b] == 0] if shared else []
-        if missing > len(evictable) - len(woken):
+        if missing > evictable.size - len(woken):
             return None
         taken = free[len(free) - from_free :]
         taken.reverse()
-        evicted = list(islice((b for b in evictable if b not in woken), missing)) if missing else []
-        if len(taken) + len(evicted) != count or any(refs[b] for b in taken) or any(refs[b] for b in evicted):
-            raise InvariantError(f"the free list or the eviction order is broken: asked for {count}, found {taken} and {evicted}")
-        for block_id in woken:
-            if block_id not in evictable:
-                raise InvariantError(f"block {block_id} is free, so it cannot be shared")
+        evicted = evictable.first(missing, woken) if missing else []
+        taken += evicted
+        if len(taken) != count or any(map(refs.__getitem__, taken)):
+            raise InvariantError(f"the free list or the eviction order is broken: asked for {count}, found {taken}")
+        if woken and any(self._hash_of[b] is None for b in woken):
+            raise InvariantError(f"one of the blocks {woken} is free, so it cannot be shared")
         if from_free:
             del free[len(free) - from_free :]
-        for block_id in evicted:
-            evictable.remove(block_id)
-            self._drop_hash(block_id)
-        self.num_evictions += len(evicted)
-        taken += evicted
-        last_use = self.last_use
-        for block_id in taken:
-            refs[block_id] = 1
-            last_use[block_id] = step
-        for block_id in woken:
-            evictable.remove(block_id)
+        if evicted:
+            self._overwrite(evicted)
+        exhaust(map(refs.__setitem__, taken, repeat(1)))
+        if not shared:
+            return taken
+        uses = self._uses
+        evictable.remove_all(woken, uses)
         self.num_extra_refs += len(shared) - len(woken)
         for block_id in shared:
             refs[block_id] += 1
-            self._uses[block_id] += 1
-            last_use[block_id] = step
+            uses[block_id] += 1
         return taken
 
     def release(self, block_ids: Sequence[int], step: int = 0) -> int:
@@ -238,11 +243,11 @@ class BlockPool:
     def forget_all(self) -> None:
         """Empty the prefix index; cached blocks become free, live ones stay with their holders."""
         cached = list(self._evictable)
-        for _, block_id in list(self._index.items()):
-            self._drop_hash(block_id)
-        for block_id in cached:
-            self._evictable.remove(block_id)
-            self._free.append(block_id)
+        self._evictable.remove_all(cached, self._uses)
+        for block_id in self._index.values():
+            self._hash_of[block_id] = None
+        self._index.clear()
+        self._free += cached
 
     def set_eviction_policy(self, policy: EvictionPolicy) -> None:
         """Change the order of eviction; the present order is kept among blocks that the new one ranks equal."""
@@ -257,12 +262,12 @@ class BlockPool:
         Raises:
             InvariantError: naming the first block that is out of order.
         """
-        free = set(self._free)
-        if len(free) != len(self._free):
-            raise InvariantError("a block is twice in the free list")
+        free, waiting = set(self._free), set(self._evictable)
+        if len(free) != len(self._free) or len(waiting) != self._evictable.size:
+            raise InvariantError("a block is twice in the free list or in the order of eviction")
         for block_id in range(self.num_blocks):
             refs, block_hash = self._refs[block_id], self._hash_of[block_id]
-            evictable = block_id in self._evictable
+            evictable = block_id in waiting
             if refs < 0 or (refs > 0) + (block_id in free) + evictable != 1:
                 raise InvariantError(f"block {block_id}: {refs} references, free {block_id in free}, cached {evictable}")
             if block_hash is not None and self._index.get(block_hash) != block_id:
@@ -276,9 +281,10 @@ class BlockPool:
             if self._hash_of[block_id] != block_hash:
                 raise InvariantError(f"the prefix index holds a stale entry for block {block_id}")
 
-    def _drop_hash(self, block_id: int) -> None:
-        block_hash = self._hash_of[block_id]
-        if block_hash is not None:
-            del self._index[block_hash]
-            self._hash_of[block_id] = None
-            self._uses[block_id] = 0
+    def _overwrite(self, block_ids: list[int]) -> None:
+        """Take cached blocks out of the index and out of the order of eviction."""
+        hash_of, index = self._hash_of, self._index
+        self._evictable.remove_all(block_ids, self._uses)
+        exhaust(map(index.__delitem__, map(hash_of.__getitem__, block_ids)))  # type: ignore[arg-type]
+        exhaust(map(hash_of.__setitem__, block_ids, repeat(None)))
+        self.num_evictions += len(block_ids)

@@ -1,4 +1,10 @@
-"""Decoding requests as parallel columns: the fast path of a steady step."""
+"""Decoding requests as parallel columns, and the few of them that the next step must visit.
+
+    requests  ids  computed          one entry a row; a steady step copies columns and visits no row
+    due                              rows at the end of their last block (about rows / block_size of them)
+
+A decision lends its columns to the step under way, so a change while they are lent starts new lists.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +13,66 @@ from core.request import Request
 
 
 class DecodeRows:
-    """Decoding requests as parallel columns, so that a steady step copies columns instead of visiting rows.
+    """Requests that compute one token a step.
 
     Attributes:
-        caps: token slots in each row's table; a row whose computed tokens reach it needs a block.
+        computed: computed tokens of each row, read again after each step.
+        due: tables of the rows that need a block before their next token, by id.
     """
 
-    __slots__ = ("caps", "ids", "requests", "tables")
+    __slots__ = ("_id_list", "_ids", "_lent", "computed", "due", "requests")
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
-        self.ids: list[str] = []
-        self.tables: list[BlockTable] = []
-        self.caps: list[int] = []
+        self.computed: list[int] = []
+        self.due: dict[str, BlockTable] = {}
+        self._id_list: list[str] = []
+        self._ids: tuple[str, ...] | None = ()
+        self._lent = False
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Ids of the rows."""
+        ids = self._ids
+        if ids is None:
+            ids = self._ids = tuple(self._id_list)
+        return ids
+
+    def lend(self) -> list[Request]:
+        """The rows as they are now; the list never changes afterwards."""
+        self._lent = True
+        return self.requests
 
     def add(self, request: Request, table: BlockTable) -> None:
         """Append a row."""
+        self._own()
         self.requests.append(request)
-        self.ids.append(request.request_id)
-        self.tables.append(table)
-        self.caps.append(table.capacity_tokens)
+        self._id_list.append(request.request_id)
+        self.computed.append(request.num_computed_tokens)
+        if request.num_computed_tokens >= table.capacity_tokens:
+            self.due[request.request_id] = table
 
     def remove(self, request: Request) -> bool:
         """Take a row out; False if the request is not here."""
+        self.due.pop(request.request_id, None)
         try:
             at = self.requests.index(request)
         except ValueError:
             return False
-        del self.requests[at], self.ids[at], self.tables[at], self.caps[at]
+        self._own()
+        del self.requests[at], self._id_list[at], self.computed[at]
         return True
 
-    def regrown(self, request: Request) -> None:
-        """Read the row's capacity again after its table has grown."""
-        at = self.requests.index(request)
-        self.caps[at] = self.tables[at].capacity_tokens
+    def advance(self) -> None:
+        """Read the computed tokens again, after a step was booked."""
+        self.computed = [r.num_computed_tokens for r in self.requests]
+
+    def _own(self) -> None:
+        """Before a change: leave lent lists to their borrower."""
+        self._ids = None
+        if self._lent:
+            self.requests = self.requests.copy()
+            self._lent = False

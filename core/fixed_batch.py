@@ -55,8 +55,7 @@ def _collect(state: SchedulerState, plan: StepPlan) -> None:
     blocked = state.ledger.over_quota(plan.now)
     stopped = False
     for request in state.queue.ordered(blocked):
-        gone = never_resumes(state, request)
-        if gone:
+        if request.status is RequestStatus.PREEMPTED and (gone := never_resumes(state, request)):
             event = state.end(request, RequestStatus.FINISHED, FinishReason.CAPACITY, plan.now, gone)
             state.pending.events.append(event)
             continue
@@ -86,8 +85,7 @@ def _collect(state: SchedulerState, plan: StepPlan) -> None:
             kv.swap.give_back(request.request_id)
     for request in chosen:
         join(state, plan, request, Quote((), 0, 0, hold, kv.blocks_for(hold), swapped=False))
-    plan.entries.clear()
-    plan.settled = 0
+    plan.clear_entries()
     state.fixed = FixedBatch(chosen)
 
 

@@ -46,8 +46,6 @@ def _check_blocks(state: SchedulerState) -> None:
     for table in kv.all_tables():
         if len(set(table.block_ids)) != len(table.block_ids):
             raise broken(table.request, f"a block stands twice in the table {table.block_ids}")
-        if table.capacity_tokens != len(table.block_ids) * kv.block_size:
-            raise broken(table.request, f"capacity {table.capacity_tokens} for {len(table.block_ids)} blocks")
         holders.update(table.block_ids)
     for block_id in range(kv.num_blocks):
         if kv.pool.ref_count(block_id) != holders[block_id]:
@@ -69,7 +67,7 @@ def _check_sets(state: SchedulerState) -> None:
         raise broken(None, f"{len(state.requests)} requests by id, {live} in the sets")
     if state.num_running > state.config.max_num_seqs:
         raise broken(None, f"{state.num_running} requests run on {state.config.max_num_seqs} seats")
-    running = list(state.running())
+    running = state.running()
     if len({id(r) for r in running}) != len(running):
         raise broken(None, "a request is twice among the running")
     for request in running:
@@ -86,10 +84,16 @@ def _check_sets(state: SchedulerState) -> None:
 
 def _check_requests(state: SchedulerState) -> None:
     rows = state.rows
-    for at, request in enumerate(rows.requests):
+    if rows.ids != tuple(r.request_id for r in rows.requests) or len(rows.computed) != len(rows):
+        raise broken(None, f"the decode columns differ in length or order: {rows.ids}")
+    for request, computed in zip(rows.requests, rows.computed, strict=True):
         table = state.kv.tables[request.request_id]
-        if rows.tables[at] is not table or rows.ids[at] != request.request_id or rows.caps[at] != table.capacity_tokens:
-            raise broken(request, "the decode columns do not match its table")
+        if computed != request.num_computed_tokens:
+            raise broken(request, f"the decode column says {computed} computed tokens")
+        if (computed >= table.capacity_tokens) != (request.request_id in rows.due):
+            raise broken(
+                request, f"{computed} tokens computed in {table.capacity_tokens} slots, due {request.request_id in rows.due}"
+            )
         if request.num_tokens - request.num_computed_tokens != 1:
             raise broken(request, f"decodes with {request.num_tokens - request.num_computed_tokens} tokens to compute")
     for request in state.running():

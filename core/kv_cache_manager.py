@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from core.block_pool import BlockPool
+from core.block_pool import BlockPool, exhaust
 from core.config import CacheConfig
 from core.errors import InvariantError
 from core.prefix_hash import PrefixChain
@@ -24,22 +24,26 @@ class BlockTable:
     """The blocks of one request.
 
     Attributes:
-        capacity_tokens: token slots in the table, len(block_ids) * block_size.
         num_published: leading blocks that need no further entry in the prefix index.
         last_step: a step in which the scheduler ran the request (the latest one that it noted).
         held_tokens: tokens in the table of an ended request that a fixed batch still holds; -1 otherwise.
     """
 
-    __slots__ = ("block_ids", "capacity_tokens", "chain", "held_tokens", "last_step", "num_published", "request")
+    __slots__ = ("block_ids", "block_size", "chain", "held_tokens", "last_step", "num_published", "request")
 
-    def __init__(self, request: Request, chain: PrefixChain | None, step: int) -> None:
+    def __init__(self, request: Request, chain: PrefixChain | None, block_size: int, step: int) -> None:
         self.request = request
         self.chain = chain
         self.block_ids: list[int] = []
-        self.capacity_tokens = 0
+        self.block_size = block_size
         self.num_published = 0
         self.last_step = step
         self.held_tokens = -1
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Token slots in the table."""
+        return len(self.block_ids) * self.block_size
 
     @property
     def num_used_tokens(self) -> int:
@@ -128,42 +132,41 @@ class KVCacheManager:
         if request.request_id in self.tables:
             raise InvariantError(f"request {request.request_id} already has a block table")
         before = self.pool.num_live
-        new = self.pool.allocate(max(self.blocks_for(tokens) - len(hits), 0), step, hits)
+        new = self.pool.allocate(max(self.blocks_for(tokens) - len(hits), 0), hits)
         if new is None:
             return None
-        table = BlockTable(request, self._chain(request) if self.caches(request) else None, step)
+        table = BlockTable(request, self._chain(request) if self.caches(request) else None, self.block_size, step)
         table.block_ids = [*hits, *new]
-        table.capacity_tokens = len(table.block_ids) * self.block_size
         table.num_published = len(hits)
         self.tables[request.request_id] = table
         self._count(request.tenant, before)
         return table
 
-    def grow(self, table: BlockTable, tokens: int, step: int) -> list[int] | None:
+    def grow(self, table: BlockTable, tokens: int) -> list[int] | None:
         """Append blocks until the table holds `tokens` tokens; return them, or None with nothing changed."""
         count = self.blocks_for(tokens) - len(table.block_ids)
         if count <= 0:
             return []
-        new = self.pool.allocate(count, step)
+        new = self.pool.allocate(count)
         if new is None:
             return None
         table.block_ids += new
-        table.capacity_tokens += count * self.block_size
         tenant = table.request.tenant
-        self.live_by_tenant[tenant] = self.live_by_tenant.get(tenant, 0) + count
+        self.live_by_tenant[tenant] += count
         return new
 
-    def grow_by_one(self, tables: Sequence[BlockTable], step: int) -> list[int] | None:
+    def grow_by_one(self, tables: Sequence[BlockTable]) -> list[int] | None:
         """Append one block to each table; return the blocks, or None with nothing changed."""
-        new = self.pool.allocate(len(tables), step)
+        new = self.pool.allocate(len(tables))
         if new is None:
             return None
-        size, live = self.block_size, self.live_by_tenant
-        for table, block_id in zip(tables, new, strict=True):
-            table.block_ids.append(block_id)
-            table.capacity_tokens += size
-            tenant = table.request.tenant
-            live[tenant] = live.get(tenant, 0) + 1
+        exhaust(map(list.append, [table.block_ids for table in tables], new))
+        live = self.live_by_tenant
+        if len(live) == 1:
+            live[tables[0].request.tenant] += len(new)
+        else:
+            for table in tables:
+                live[table.request.tenant] += 1
         return new
 
     def publish(self, table: BlockTable, num_computed_tokens: int) -> None:

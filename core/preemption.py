@@ -11,7 +11,7 @@ go on. That is cheaper than the usual self-preemption: nothing is recomputed unl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container
 from enum import Enum, auto
 
 from core.config import PreemptionMode
@@ -86,17 +86,24 @@ def preempt(
     return RequestEvent(victim.request_id, "preempted", now, state.step, message=f"{reason}, for {beneficiary or 'nobody'}")
 
 
-def juniors(state: SchedulerState, needer: Request, fresh: Iterable[str]) -> list[Request]:
+def juniors(state: SchedulerState, needer: Request, fresh: Container[str]) -> list[Request]:
     """Running requests that `needer` may take blocks from: all that rank behind it, but none admitted in this step."""
-    key = state.order.rank(needer, state.config)
-    rank, config = state.order.rank, state.config
-    return [r for r in state.running() if rank(r, config) > key and r.request_id not in fresh]
+    if state.order.rank_field == "arrival_index":
+        mine = needer.arrival_index
+        behind = [r for r in state.running() if r.arrival_index > mine]
+    else:
+        key = state.rank(needer)
+        behind = [r for r in state.running() if state.rank(r) > key]
+    return [r for r in behind if r.request_id not in fresh] if fresh else behind
 
 
-def pick_victim(state: SchedulerState, candidates: list[Request]) -> Request:
-    """The candidate that the victim policy names."""
-    rule, kv = state.victim_rule, state.kv
-    return max(candidates, key=lambda r: rule.key(r, kv))
+def _could_free(state: SchedulerState, candidates: list[Request], blocks: int) -> bool:
+    """True if the candidates hold at least `blocks` blocks that nobody shares with them."""
+    for request in candidates:
+        blocks -= state.kv.num_exclusive(request.request_id)
+        if blocks <= 0:
+            return True
+    return False
 
 
 def make_room(state: SchedulerState, plan: StepPlan, needer: Request, blocks: int) -> bool:
@@ -111,11 +118,11 @@ def make_room(state: SchedulerState, plan: StepPlan, needer: Request, blocks: in
         if not candidates:
             return False
         if first and needer is not state.senior():
-            gain = sum(kv.num_exclusive(r.request_id) for r in candidates)
-            if kv.num_available - plan.reserve_blocks + gain < blocks:
+            missing = blocks - kv.num_available + plan.reserve_blocks
+            if not _could_free(state, candidates, missing):
                 return False
         first = False
-        event = preempt(state, pick_victim(state, candidates), needer.request_id, "memory", plan.now, plan=plan)
+        event = preempt(state, state.victim_rule.pick(candidates, state.kv), needer.request_id, "memory", plan.now, plan=plan)
         state.pending.events.append(event)
     return True
 
@@ -128,7 +135,9 @@ def make_quota_room(state: SchedulerState, plan: StepPlan, needer: Request, bloc
         candidates = [r for r in juniors(state, needer, plan.fresh) if r.tenant == needer.tenant]
         if not candidates:
             return False
-        event = preempt(state, pick_victim(state, candidates), needer.request_id, "block quota", plan.now, plan=plan)
+        event = preempt(
+            state, state.victim_rule.pick(candidates, state.kv), needer.request_id, "block quota", plan.now, plan=plan
+        )
         state.pending.events.append(event)
     return True
 
@@ -149,10 +158,11 @@ def grow(state: SchedulerState, plan: StepPlan, request: Request, tokens: int) -
         return _end(state, plan, request, f"it needs {total} blocks, the quota of tenant {account.name} is {quota}")
     if not make_quota_room(state, plan, request, blocks) or not make_room(state, plan, request, blocks):
         return Growth.STALLED
-    new = kv.grow(table, tokens, state.step)
+    new = kv.grow(table, tokens)
     if new is None:
         return Growth.STALLED
     plan.grown[request.request_id] = tuple(new)
+    state.rows.due.pop(request.request_id, None)
     return Growth.READY
 
 

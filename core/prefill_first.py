@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from core.admission_pass import admit_waiting
 from core.outputs import BoundBy
-from core.running_pass import decode_budget, plan_catching_up, plan_decodes, rows_due
+from core.running_pass import decode_budget, plan_catching_up, plan_decodes
 from core.scheduler_state import SchedulerState
 from core.step_plan import StepPlan
 
@@ -18,7 +18,7 @@ from core.step_plan import StepPlan
 def plan_prefill_first(state: SchedulerState, plan: StepPlan, *, known_only: bool) -> None:
     """Decide a step in which prompts come first."""
     separate = state.batch_rule.separate
-    due = len(rows_due(state, plan))
+    due = len(state.rows.due)
     if state.kv.num_available < due:
         _short_of_memory(state, plan, separate=separate)
         admit_waiting(state, plan, known_only=known_only)
@@ -29,7 +29,7 @@ def plan_prefill_first(state: SchedulerState, plan: StepPlan, *, known_only: boo
     plan.reserve_blocks = 0
     if separate and plan.entries:
         plan.chosen = []
-        if state.rows.requests and plan.bound is BoundBy.LOAD:
+        if len(state.rows) and plan.bound is BoundBy.LOAD:
             plan.bound = BoundBy.POLICY
         return
     plan_decodes(state, plan, plan.budget)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import blake2b
 
 from core.request import Request
@@ -31,11 +32,12 @@ def root_key(pairs: Iterable[tuple[str, str]]) -> bytes:
     return digest.digest()
 
 
-def request_root(request: Request) -> bytes:
+@lru_cache(maxsize=1024)
+def request_root(tenant: str, salt: str | None) -> bytes:
     """Root of a request's chain: its tenant and, where it has one, its salt (an empty salt is a salt)."""
-    pairs = [("tenant", request.tenant)]
-    if request.cache_salt is not None:
-        pairs.append(("salt", request.cache_salt))
+    pairs = [("tenant", tenant)]
+    if salt is not None:
+        pairs.append(("salt", salt))
     return root_key(pairs)
 
 
@@ -75,7 +77,7 @@ class PrefixChain:
         width = size * _TOKEN_BYTES
         if len(raw) != (count - start) * width:
             raise IndexError(f"block {count - 1} of request {self._request.request_id} is not full yet")
-        parent = keys[-1] if keys else request_root(self._request)
+        parent = keys[-1] if keys else request_root(self._request.tenant, self._request.cache_salt)
         for offset in range(0, len(raw), width):
             parent = blake2b(parent + raw[offset : offset + width], digest_size=DIGEST_BYTES).digest()
             keys.append(parent)

@@ -31,7 +31,7 @@ def reclaim(state: SchedulerState, plan: StepPlan) -> None:
 
 def _shortage(state: SchedulerState, plan: StepPlan, request: Request) -> tuple[Quote, bool, int] | None:
     """Price of joining now, whether a seat is missing and how many blocks are; None if nothing or the wrong thing is."""
-    budget = plan.budget - len(state.rows.requests) if state.batch_rule.splits_prompts(state.config) else plan.budget
+    budget = plan.budget - len(state.rows) if state.batch_rule.splits_prompts(state.config) else plan.budget
     if plan.budget <= 0 or never_resumes(state, request):
         return None
     price = quote(state, request, max(budget, 1))

@@ -1,7 +1,7 @@
 """First half of a decision: what the running requests do.
 
-    steady step:  rows that decode are columns; only those at the end of a block are visited
-                  due = [row for row if computed == capacity]      about rows / block_size of them
+    steady step:  rows that decode are columns; only those at the end of a block are visited,
+                  about rows / block_size of them, and all get their block in one allocation
 
 Everything else (a budget below the number of rows, memory trouble, prompts under way) takes the slow path,
 which goes through the requests in order of seniority.
@@ -9,38 +9,25 @@ which goes through the requests in order of seniority.
 
 from __future__ import annotations
 
-from itertools import compress
-from operator import ge
-
 from core.preemption import Growth, grow
 from core.request import Request, RequestStatus
 from core.scheduler_state import SchedulerState
 from core.step_plan import StepPlan
 
 
-def rows_due(state: SchedulerState, plan: StepPlan) -> list[int]:
-    """Indices of decoding rows whose next token needs another block."""
-    rows = state.rows
-    computed = plan.computed = [r.num_computed_tokens for r in rows.requests]
-    return list(compress(range(len(computed)), map(ge, computed, rows.caps)))
-
-
 def plan_decodes(state: SchedulerState, plan: StepPlan, budget: int) -> None:
     """One token for each decoding row, at most `budget` of them, the most senior first."""
     rows = state.rows
-    if len(rows.requests) > budget:
+    if len(rows) > budget:
         chosen = sorted(rows.requests, key=state.rank)[: max(budget, 0)]
         plan.chosen = []
-        _grow_in_order(state, plan, [r for r in chosen if _is_due(state, r)])
+        _grow_in_order(state, plan, [r for r in chosen if r.request_id in rows.due])
         plan.chosen = [r for r in chosen if r.status is RequestStatus.RUNNING and r.request_id not in plan.stalled]
-    else:
-        due = rows_due(state, plan)
-        if due and not _grow_at_once(state, plan, due):
-            requests = rows.requests
-            _grow_in_order(state, plan, sorted([requests[i] for i in due], key=state.rank))
-            if plan.stalled:
-                plan.chosen = [r for r in rows.requests if r.request_id not in plan.stalled]
-    plan.budget -= len(rows.requests) if plan.chosen is None else len(plan.chosen)
+    elif rows.due and not _grow_at_once(state, plan):
+        _grow_in_order(state, plan, sorted([table.request for table in rows.due.values()], key=state.rank))
+        if plan.stalled:
+            plan.chosen = [r for r in rows.requests if r.request_id not in plan.stalled]
+    plan.budget -= len(rows) if plan.chosen is None else len(plan.chosen)
     plan.settle_decodes()
 
 
@@ -69,7 +56,7 @@ def plan_catching_up(state: SchedulerState, plan: StepPlan, budget: int) -> None
 def decode_budget(state: SchedulerState, plan: StepPlan) -> int:
     """Tokens that decodes may take: all, less one where the most senior request is a prompt that would get none."""
     budget = plan.budget
-    if state.catching_up and len(state.rows.requests) >= budget and state.senior() in state.catching_up:
+    if state.catching_up and len(state.rows) >= budget and state.senior() in state.catching_up:
         return budget - 1
     return budget
 
@@ -94,23 +81,16 @@ def _fit(state: SchedulerState, plan: StepPlan, request: Request, tokens: int) -
     return 0
 
 
-def _is_due(state: SchedulerState, request: Request) -> bool:
-    return request.num_computed_tokens >= state.kv.tables[request.request_id].capacity_tokens
-
-
-def _grow_at_once(state: SchedulerState, plan: StepPlan, due: list[int]) -> bool:
+def _grow_at_once(state: SchedulerState, plan: StepPlan) -> bool:
     """One block for each row that is due, in a single allocation; False if memory or a quota is in the way."""
-    kv, rows = state.kv, state.rows
-    if state.ledger.has_block_quotas or kv.num_available < len(due):
+    due = state.rows.due
+    if state.ledger.has_block_quotas:
         return False
-    tables, ids, caps = rows.tables, rows.ids, rows.caps
-    new = kv.grow_by_one([tables[i] for i in due], state.step)
+    new = state.kv.grow_by_one(list(due.values()))
     if new is None:
         return False
-    size, grown = kv.block_size, plan.grown
-    for i, block_id in zip(due, new, strict=True):
-        caps[i] += size
-        grown[ids[i]] = (block_id,)
+    plan.grown.update(zip(due, zip(new, strict=True), strict=True))
+    due.clear()
     return True
 
 
@@ -119,8 +99,5 @@ def _grow_in_order(state: SchedulerState, plan: StepPlan, requests: list[Request
     for request in requests:
         if request.status is not RequestStatus.RUNNING:
             continue
-        outcome = grow(state, plan, request, request.num_computed_tokens + 1)
-        if outcome is Growth.READY:
-            state.rows.regrown(request)
-        elif outcome is Growth.STALLED:
+        if grow(state, plan, request, request.num_computed_tokens + 1) is Growth.STALLED:
             plan.stalled.add(request.request_id)

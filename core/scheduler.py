@@ -90,6 +90,11 @@ class Scheduler:
         return self._state.cache
 
     @property
+    def kv(self) -> KVCacheManager:
+        """Block tables and pool, for reading."""
+        return self._state.kv
+
+    @property
     def max_model_len(self) -> int:
         """Most prompt and output tokens of a request."""
         return self._state.max_model_len
@@ -98,11 +103,6 @@ class Scheduler:
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end an output unless the request ignores them."""
         return self._state.eos_token_ids
-
-    @property
-    def kv(self) -> KVCacheManager:
-        """Block tables and pool, for reading."""
-        return self._state.kv
 
     @property
     def step(self) -> int:
@@ -117,7 +117,7 @@ class Scheduler:
     @property
     def running(self) -> list[Request]:
         """Requests that hold a seat."""
-        return list(self._state.running())
+        return self._state.running()
 
     @property
     def preempted(self) -> list[Request]:
@@ -228,7 +228,9 @@ class Scheduler:
         Raises:
             UnknownRequest: if no live request has this id.
         """
-        return self._state.end(self._live(request_id), RequestStatus.CANCELLED, reason, now)
+        request = self._live(request_id)
+        self._tell_joins()
+        return self._state.end(request, RequestStatus.CANCELLED, reason, now)
 
     def set_priority(self, request_id: str, priority: int, now: float) -> None:
         """Change the priority of a live request (lower runs first).
@@ -240,6 +242,7 @@ class Scheduler:
         request = self._live(request_id)
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise ConfigError(f"priority is {priority!r}; give a whole number (lower runs first)")
+        self._tell_joins()
         old, request.priority = request.priority, priority
         if request_id in self._state.queue:
             self._state.queue.rekey(request)
@@ -252,6 +255,7 @@ class Scheduler:
             ConfigError: if the settings make no sense with the cache, or would leave a live request that can
                 never run again; nothing has changed then.
         """
+        self._tell_joins()
         return change_config(self._state, config, now)
 
     def set_cache(self, cache: CacheConfig, now: float) -> list[RequestEvent]:
@@ -313,7 +317,6 @@ class Scheduler:
         if state.config.admission_moment is not AdmissionMoment.BETWEEN_LAUNCHES:
             return None
         plan.now = now
-        plan.computed = None
         if plan.chosen is not None:
             plan.chosen = [r for r in plan.chosen if r.status is RequestStatus.RUNNING]
         before = len(plan.late_joins)
@@ -335,6 +338,7 @@ class Scheduler:
             raise InvariantError(f"step {scheduler_output.step} is not the decision that waits to be booked")
         state = self._state
         rows = flight[1]
+        self._tell_joins()
         booked = apply_step(state, rows, flight[0], runner_output, now, self.text_stop)
         self._flight = self._plan = None
         events, state.pending.events = state.pending.events, []
@@ -379,12 +383,18 @@ class Scheduler:
     def _launch(self, plan: StepPlan) -> SchedulerOutput:
         state = self._state
         output, rows = plan.build()
-        state.stamp_rows([r for r, _, _ in plan.entries] if plan.chosen is None else rows, all_decodes=plan.chosen is None)
+        state.stamp_rows(plan.entries if plan.chosen is None else rows, all_decodes=plan.chosen is None)
         state.boundary_arrivals = state.num_arrivals
         self._flight, self._plan = (output, rows), plan
         return output
 
+    def _tell_joins(self) -> None:
+        """Bring the stories up to the decision under way, before anything else is told."""
+        if self._plan is not None:
+            self._plan.tell_joins()
+
     def _drop_flight(self) -> None:
+        self._tell_joins()
         if self._plan is not None:
             self._state.pending.preemptions[:0] = self._plan.preemptions
         self._flight = self._plan = None

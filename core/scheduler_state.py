@@ -9,9 +9,9 @@ the lists and the request's own status can never disagree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from operator import attrgetter
 
 from core.config import CacheConfig, SchedulerConfig
 from core.decode_rows import DecodeRows
@@ -129,17 +129,16 @@ class SchedulerState:
     @property
     def num_running(self) -> int:
         """Requests that hold a seat."""
-        return len(self.rows.requests) + len(self.catching_up)
+        return len(self.rows) + len(self.catching_up)
 
     @property
     def num_waiting(self) -> int:
         """Requests that were never admitted."""
         return len(self.queue) - len(self.preempted)
 
-    def running(self) -> Iterator[Request]:
+    def running(self) -> list[Request]:
         """Requests that hold a seat: decoding rows first."""
-        yield from self.rows.requests
-        yield from self.catching_up
+        return [*self.rows.requests, *self.catching_up]
 
     def rank(self, request: Request) -> Key:
         """Seniority; the smallest of the running requests is never a victim."""
@@ -147,7 +146,8 @@ class SchedulerState:
 
     def senior(self) -> Request | None:
         """The most senior running request: it advances, whatever happens to the others."""
-        return min(self.running(), key=self.rank, default=None)
+        field = self.order.rank_field
+        return min(self.running(), key=attrgetter(field) if field else self.rank, default=None)
 
     # -- the doors ---------------------------------------------------------------------------------------
 
@@ -179,8 +179,6 @@ class SchedulerState:
         track.account.queued -= 1
         track.account.running += 1
         self.catching_up.append(request)
-        kind = "resumed" if resumed else "admitted"
-        self.pending.events.append(RequestEvent(request.request_id, kind, now, self.step))
         return resumed
 
     def caught_up(self, request: Request) -> None:

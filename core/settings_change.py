@@ -39,7 +39,7 @@ def change_config(state: SchedulerState, config: SchedulerConfig, now: float) ->
     state.adopt(config, now)
     events: list[RequestEvent] = []
     while state.num_running > config.max_num_seqs:
-        events.append(_preempt_junior(state, list(state.running()), f"max_num_seqs is now {config.max_num_seqs}", now))
+        events.append(_preempt_junior(state, state.running(), f"max_num_seqs is now {config.max_num_seqs}", now))
     for tenant in config.tenants:
         while mine := [r for r in state.running() if r.tenant == tenant.name]:
             live = state.kv.live_by_tenant.get(tenant.name, 0)

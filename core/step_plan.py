@@ -8,7 +8,10 @@ scheduled and preempted in one step.
 
 from __future__ import annotations
 
-from core.outputs import BoundBy, NewRequestData, PassedOver, Preemption, SchedulerOutput
+from functools import lru_cache
+from operator import add
+
+from core.outputs import BoundBy, NewRequestData, PassedOver, Preemption, RequestEvent, SchedulerOutput
 from core.request import Request, RequestStatus
 from core.scheduler_state import SchedulerState
 
@@ -22,9 +25,11 @@ class StepPlan:
         budget: tokens of the step that are not given away yet.
         reserve_blocks: available blocks that decodes of this step will take, so prompts must leave them.
         chosen: decoding rows to run; None runs all of them.
-        entries: (request, query tokens, is_prefill) of rows outside the decode columns.
+        entries, entry_tokens, entry_prefill: rows outside the decode columns, their query tokens, whether those are
+            prompt (or recomputed) tokens.
         grown: blocks appended in this step to tables that the runner holds.
         fresh: ids admitted in this step; they are no victims in it.
+        joins: (request, resumed, tokens it found in the cache, whether they were swapped in), not told yet.
         stalled: running requests that got no block and wait with what they hold.
         took_back: a running request lost its seat or its blocks in this step.
         decided_rows, late_joins: see SchedulerOutput.
@@ -35,12 +40,14 @@ class StepPlan:
         "bound",
         "budget",
         "chosen",
-        "computed",
         "decided_rows",
         "entries",
+        "entry_prefill",
+        "entry_tokens",
         "fresh",
         "full_batch",
         "grown",
+        "joins",
         "late_joins",
         "new_requests",
         "now",
@@ -64,11 +71,13 @@ class StepPlan:
         self.budget = state.config.max_num_batched_tokens
         self.reserve_blocks = 0
         self.chosen: list[Request] | None = None
-        self.computed: list[int] | None = None
-        self.entries: list[tuple[Request, int, bool]] = []
+        self.entries: list[Request] = []
+        self.entry_tokens: list[int] = []
+        self.entry_prefill: list[bool] = []
         self.settled = 0
         self.grown: dict[str, tuple[int, ...]] = {}
         self.fresh: set[str] = set()
+        self.joins: list[tuple[Request, bool, int, bool]] = []
         self.stalled: set[str] = set()
         self.took_back = False
         self.new_requests: list[NewRequestData] = []
@@ -87,23 +96,23 @@ class StepPlan:
 
     def run(self, request: Request, tokens: int, is_prefill: bool = True) -> None:
         """Give a row its query tokens."""
-        self.entries.append((request, tokens, is_prefill))
+        self.entries.append(request)
+        self.entry_tokens.append(tokens)
+        self.entry_prefill.append(is_prefill)
         self.budget -= tokens
 
     def drop(self, request: Request) -> None:
         """Take a victim out of the step."""
         self.grown.pop(request.request_id, None)
         self.stalled.discard(request.request_id)
-        self.computed = None
         if self.chosen is not None and request in self.chosen:
             self.chosen.remove(request)
             self.budget += 1
-        for at, (row, tokens, _) in enumerate(self.entries):
-            if row is request:
-                del self.entries[at]
-                self.settled -= at < self.settled
-                self.budget += tokens
-                break
+        if request in self.entries:
+            at = self.entries.index(request)
+            self.budget += self.entry_tokens[at]
+            self.settled -= at < self.settled
+            self._delete_entry(at)
 
     def pass_over(self, request: Request, bound: BoundBy, detail: str) -> None:
         """Note a waiting request that was looked at and not admitted."""
@@ -115,15 +124,17 @@ class StepPlan:
 
     def settle_entries(self) -> None:
         """Book the tokens of the entries that were added since the last call."""
-        for request, tokens, _ in self.entries[self.settled :]:
+        for at in range(self.settled, len(self.entries)):
+            request = self.entries[at]
             track = self.state.tracks[request.request_id]
             start = request.num_computed_tokens
-            end = start + tokens
+            end = start + self.entry_tokens[at]
             known = max(track.high_water_tokens, start)
             if end > known:
                 track.account.charge(end - known)
                 track.high_water_tokens = end
-            self.state.counters.recomputed_tokens += min(known, end) - start
+            if known > start:
+                self.state.counters.recomputed_tokens += min(known, end) - start
         self.settled = len(self.entries)
 
     def settle_decodes(self) -> None:
@@ -137,35 +148,41 @@ class StepPlan:
         for request in self.chosen:
             tracks[request.request_id].account.charge(1)
 
+    def tell_joins(self) -> None:
+        """Write the stories and events of those who joined: off the critical path, once the step is on its way."""
+        state, now = self.state, self.now
+        for request, resumed, start, swapped in self.joins:
+            kind = "resumed" if resumed else "admitted"
+            detail = f"{start} tokens {'swapped in' if swapped else 'from the prefix cache'}" if start else ""
+            state.tell(request, now, kind, detail, start)
+            state.pending.events.append(RequestEvent(request.request_id, kind, now, state.step))
+        self.joins.clear()
+
     def num_rows(self) -> int:
         """Rows planned so far."""
-        decodes = self.state.rows.requests if self.chosen is None else self.chosen
-        return len(decodes) + len(self.entries)
+        return (len(self.state.rows) if self.chosen is None else len(self.chosen)) + len(self.entries)
 
     def build(self) -> tuple[SchedulerOutput, list[Request]]:
         """Freeze the step; also return its rows as requests, in the same order."""
         state = self.state
         if self.chosen is None:
-            rows, ids = state.rows.requests.copy(), tuple(state.rows.ids)
+            rows, ids, contexts = state.rows.lend(), state.rows.ids, tuple(state.rows.computed)
         else:
             rows = self.chosen.copy()
             ids = tuple([r.request_id for r in rows])
-        computed = self.computed
-        if computed is None or self.chosen is not None:
-            computed = [r.num_computed_tokens for r in rows]
-        count = len(rows)
-        scheduled: tuple[int, ...] = (1,) * count
-        samples: tuple[bool, ...] = (True,) * count
-        is_prefill: tuple[bool, ...] = (False,) * count
-        contexts = tuple(computed)
-        entries = [e for e in self.entries if e[0].status is RequestStatus.RUNNING]
+            contexts = tuple([r.num_computed_tokens for r in rows])
+        scheduled, samples, is_prefill = _decode_columns(len(rows))
+        self._drop_ended_entries()
+        entries = self.entries
         if entries:
-            rows += [r for r, _, _ in entries]
-            ids += tuple([r.request_id for r, _, _ in entries])
-            scheduled += tuple([n for _, n, _ in entries])
-            contexts += tuple([r.num_computed_tokens for r, _, _ in entries])
-            samples += tuple([r.num_computed_tokens + n == r.num_tokens for r, n, _ in entries])
-            is_prefill += tuple([p for _, _, p in entries])
+            starts = [r.num_computed_tokens for r in entries]
+            rows = [*rows, *entries]
+            ids += tuple([r.request_id for r in entries])
+            scheduled += tuple(self.entry_tokens)
+            contexts += tuple(starts)
+            ends = map(add, starts, self.entry_tokens)
+            samples += tuple([end == r.num_tokens for end, r in zip(ends, entries, strict=True)])
+            is_prefill += tuple(self.entry_prefill)
         self._absorb()
         padded_rows, padded_width, padded_context = self.padded
         output = SchedulerOutput(
@@ -196,6 +213,22 @@ class StepPlan:
         )
         return output, rows
 
+    def _drop_ended_entries(self) -> None:
+        """Leave out rows that were cancelled between a decision and its amendment."""
+        for at in reversed(range(len(self.entries))):
+            if self.entries[at].status is not RequestStatus.RUNNING:
+                self._delete_entry(at)
+
+    def clear_entries(self) -> None:
+        """Take all entries out again: a fixed batch gives its rows their tokens by columns."""
+        self.entries.clear()
+        self.entry_tokens.clear()
+        self.entry_prefill.clear()
+        self.settled = 0
+
+    def _delete_entry(self, at: int) -> None:
+        del self.entries[at], self.entry_tokens[at], self.entry_prefill[at]
+
     def _absorb(self) -> None:
         """Take over what happened since the previous decision and during this one."""
         pending = self.state.pending
@@ -208,3 +241,9 @@ class StepPlan:
         if pending.swap_out:
             self.swap_out += pending.swap_out
             pending.swap_out = []
+
+
+@lru_cache(maxsize=1024)
+def _decode_columns(count: int) -> tuple[tuple[int, ...], tuple[bool, ...], tuple[bool, ...]]:
+    """num_scheduled_tokens, samples and is_prefill of `count` decoding rows."""
+    return (1,) * count, (True,) * count, (False,) * count

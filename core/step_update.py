@@ -37,7 +37,7 @@ def apply_step(
     logprobs = dict(result.logprobs)
     events: list[RequestEvent] = []
     kv, size = state.kv, state.kv.block_size
-    tables = kv.tables
+    tables, due = kv.tables, state.rows.due
     num_output = 0
     for request, count, start, samples, prefill in zip(
         rows,
@@ -55,7 +55,10 @@ def apply_step(
         if prefill:
             state.tell(request, now, "chunk", f"tokens {start} to {computed - 1} computed", count)
         if count > 1 or computed % size == 0:
-            kv.publish(tables[request.request_id], computed)
+            table = tables[request.request_id]
+            kv.publish(table, computed)
+            if not prefill and computed >= table.capacity_tokens:
+                due[request.request_id] = table
         if samples:
             num_output += 1
             _append(state, request, token, now, logprobs, text_stop, events)
@@ -63,6 +66,7 @@ def apply_step(
     state.counters.prompt_tokens += sum(
         [n for n, prefill in zip(decision.num_scheduled_tokens, decision.is_prefill, strict=True) if prefill]
     )
+    state.rows.advance()
     for request in [r for r in state.catching_up if r.num_tokens - r.num_computed_tokens == 1 and r.output_token_ids]:
         state.caught_up(request)
     return events

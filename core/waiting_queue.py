@@ -4,14 +4,15 @@ One heap a group (a tenant where tenants matter, else one for all). `ordered` wa
 
     frontier = {root};  repeat: take the smallest of the frontier, yield it, add its two children
 
-so the first k requests cost O(k log k), whatever waits behind them. Removal only forgets the entry; stale
-ones are dropped when they reach the top.
+so the first k requests cost O(k log n), whatever waits behind them. Removal only forgets the entry; stale
+ones are dropped when they reach the top. One walk may be under way at a time.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Container, Iterator
+from itertools import islice
 
 from core.config import SchedulerConfig
 from core.policies.queue_order import Key, QueueOrder
@@ -47,7 +48,9 @@ class WaitingQueue:
         self._match_tokens = match_tokens
         self._heaps: dict[str, list[_Entry]] = {}
         self._entries: dict[str, _Entry] = {}
+        self._window: list[Request] = []
         self._num_pushed = 0
+        self._num_held = 0  # entries in the heaps, an upper bound: pops are not counted
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -62,6 +65,7 @@ class WaitingQueue:
     def push(self, request: Request) -> None:
         """Put a request in; its key is read now."""
         self._num_pushed += 1
+        self._num_held += 1
         entry = (self._order.key(request, self._config), self._num_pushed, request)
         self._entries[request.request_id] = entry
         heapq.heappush(self._heaps.setdefault(request.tenant if self._grouped else "", []), entry)
@@ -80,7 +84,8 @@ class WaitingQueue:
 
         The request just yielded may be removed; nothing may be pushed before the walk ends.
         """
-        self._compact()
+        if self._num_held > 2 * len(self._entries) + 64:
+            self._compact()
         if self._order.by_prefix:
             return self._by_prefix(blocked_tenants)
         if not self._grouped:
@@ -89,9 +94,8 @@ class WaitingQueue:
         return self._merged(blocked_tenants)
 
     def oldest(self, before_arrival: int) -> list[Request]:
-        """Requests of the prefix window that arrived before arrival index `before_arrival`."""
-        source = self._merged(()) if self._grouped else self._walk(self._heaps.get("", []))
-        return [r for _, r in zip(range(PREFIX_WINDOW), source, strict=False) if r.arrival_index < before_arrival]
+        """Requests that the present walk by prefix has looked at and that arrived before `before_arrival`."""
+        return [r for r in self._window if r.arrival_index < before_arrival and r.request_id in self._entries]
 
     def preview(self, limit: int) -> list[Request]:
         """The first `limit` requests as they would be tried now; under fair queueing with the charge each would cause."""
@@ -141,9 +145,8 @@ class WaitingQueue:
             yield request
 
     def _by_prefix(self, blocked: Container[str]) -> Iterator[Request]:
-        """Overtaken too often first, then preempted, then by cached tokens, then by arrival; then the rest by arrival."""
+        """By windows of the oldest: overtaken too often first, then preempted, then by cached tokens, then by arrival."""
         source = self._merged(blocked) if self._grouped else self._walk(self._heaps.get("", []))
-        window = [request for _, request in zip(range(PREFIX_WINDOW), source, strict=False)]
         bound = self._config.max_wait_overtakes
 
         def key(request: Request) -> Key:
@@ -153,17 +156,26 @@ class WaitingQueue:
                 return (1, request.arrival_index)
             return (2, -self._match_tokens(request), request.arrival_index)
 
-        window.sort(key=key)
-        for request in window:
-            if request.tenant not in blocked:
-                yield request
-        yield from source
+        self._window = []
+        while window := list(islice(source, PREFIX_WINDOW)):
+            self._window += window
+            for request in sorted(window, key=key):
+                if request.tenant not in blocked:
+                    yield request
 
     def _walk(self, heap: list[_Entry]) -> Iterator[Request]:
-        entries, size = self._entries, len(heap)
-        frontier = [(heap[0], 0)] if heap else []
+        entries, pop = self._entries, heapq.heappop
+        while heap:
+            top = heap[0]
+            if entries.get(top[2].request_id) is top:
+                yield top[2]
+                if entries.get(top[2].request_id) is top:
+                    break  # it stays, so what follows is read without changing the heap
+            pop(heap)
+        size = len(heap)
+        frontier = [(heap[child], child) for child in (1, 2) if child < size]
         while frontier:
-            entry, at = heapq.heappop(frontier)
+            entry, at = pop(frontier)
             for child in (2 * at + 1, 2 * at + 2):
                 if child < size:
                     heapq.heappush(frontier, (heap[child], child))
@@ -175,16 +187,13 @@ class WaitingQueue:
         return (*entry[0], entry[1]) if entry else self._order.key(request, self._config)
 
     def _compact(self) -> None:
-        """Drop stale entries at the top of each heap, and everywhere once most entries are stale."""
+        """Rebuild the heaps once most of what they hold is stale."""
         entries = self._entries
         for name, heap in list(self._heaps.items()):
-            while heap and entries.get(heap[0][2].request_id) is not heap[0]:
-                heapq.heappop(heap)
-            if not heap:
-                del self._heaps[name]
-        total = sum(map(len, self._heaps.values()))
-        if total > 64 and total > 2 * len(entries):
-            for name, heap in list(self._heaps.items()):
-                live = [e for e in heap if entries.get(e[2].request_id) is e]
-                heapq.heapify(live)
+            live = [e for e in heap if entries.get(e[2].request_id) is e]
+            heapq.heapify(live)
+            if live:
                 self._heaps[name] = live
+            else:
+                del self._heaps[name]
+        self._num_held = len(entries)

@@ -8,11 +8,15 @@ watermark   as on demand, leaving watermark * num_blocks    the room in which ru
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from core.config import AdmissionMoment, AdmissionPolicy, EvictionPolicy, PreemptionMode, SchedulerConfig, VictimPolicy
 from core.kv_cache_manager import KVCacheManager
 from core.request import Request, RequestStatus
+
+_arrival = attrgetter("arrival_index")
 
 
 def worst_case_tokens(request: Request, max_model_len: int) -> int:
@@ -89,6 +93,12 @@ class VictimRule:
                 return (-request.num_computed_tokens, request.arrival_index)
             case VictimPolicy.MOST_BLOCKS_FREED:
                 return (kv.num_exclusive(request.request_id), request.arrival_index)
+
+    def pick(self, candidates: Sequence[Request], kv: KVCacheManager) -> Request:
+        """The victim among candidates."""
+        if self.value is VictimPolicy.LATEST_ARRIVAL:
+            return max(candidates, key=_arrival)
+        return max(candidates, key=lambda r: self.key(r, kv))
 
 
 VICTIM_RULES: dict[VictimPolicy, VictimRule] = {

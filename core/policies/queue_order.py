@@ -26,6 +26,7 @@ class QueueOrder:
         fair: True if no request can be overtaken without a bound.
         by_tenant: the queue picks a tenant first, then that tenant's oldest request.
         by_prefix: the queue picks by the cached prefix, which changes from step to step.
+        rank_field: name of the field of a request that alone decides `rank`; "" if it takes more than that.
     """
 
     value: QueuePolicy = QueuePolicy.FCFS
@@ -34,6 +35,7 @@ class QueueOrder:
     fair = True
     by_tenant = False
     by_prefix = False
+    rank_field = "arrival_index"
 
     def key(self, request: Request, config: SchedulerConfig) -> Key:
         """Sort key of a waiting request; the smallest is next."""
@@ -54,6 +56,7 @@ class PriorityOrder(QueueOrder):
         " without ageing a bad number can wait for ever."
     )
     fair = False
+    rank_field = ""
 
     def level(self, request: Request, config: SchedulerConfig) -> float:
         """Priority at time zero of the clock: a lower value is better at every time."""
