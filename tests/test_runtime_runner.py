@@ -264,6 +264,29 @@ def test_a_decision_that_does_not_fit_is_named(change: dict[str, object], messag
     assert len(runner.execute_model(fits).sampled) == 1
 
 
+@pytest.mark.parametrize(("change", "message"), [
+    ({"new_requests": (NewRequestData("b", (256,), 1, (0,), SamplingParams(), 0),)}, "tokens are 0 to 255"),
+    ({"new_requests": (NewRequestData("b", (3, -1), 2, (0,), SamplingParams(), 0),)}, "tokens are 0 to 255"),
+    ({"new_requests": (NewRequestData("b", (3,), 1, (64,), SamplingParams(), 0),)}, "pool has 64 blocks"),
+    ({"new_requests": (NewRequestData("b", (3,), 1, (-1,), SamplingParams(), 0),)}, "pool has 64 blocks"),
+    ({"copy_blocks": ((0, 64),)}, "copy_blocks"),
+    ({"swap_out": ((0, 2),)}, "swap_out"),
+    ({"swap_in": ((2, 0),)}, "swap_in"),
+])  # fmt: skip
+def test_an_index_that_does_not_exist_never_reaches_a_kernel(change: dict[str, object], message: str) -> None:
+    runner = make_runner(num_swap_blocks=2)
+    with pytest.raises(ExecutorError, match=message):
+        runner.execute_model(dataclasses.replace(SchedulerOutput(0), **change))
+
+
+def test_a_context_beyond_the_positions_is_named() -> None:
+    driver = Driver(make_runner(dataclasses.replace(TINY, max_model_len=16)))
+    driver.add("long", prompts_of((20,))[0])
+    driver.step({"long": 16})
+    with pytest.raises(ExecutorError, match="positions end at 16"):
+        driver.step({"long": 1})
+
+
 def test_host_block_used_both_ways_is_refused() -> None:
     runner = make_runner(num_swap_blocks=2)
     with pytest.raises(ExecutorError, match="host blocks \\[1\\]"):

@@ -49,14 +49,21 @@ def _at_least(current: int, needed: int) -> int:
 class InputBatch:
     """Per-request state in preallocated arrays; they double when they overflow.
 
+    Every index that a kernel will follow is checked here once, when it arrives: compiled code does not look again.
+
     Args:
         block_size: tokens in a block.
-        scratch_block: where padding writes.
+        scratch_block: where padding writes; blocks below it are the pool.
+        vocab_size, max_model_len: limits of token ids and of positions.
     """
 
-    def __init__(self, block_size: int, scratch_block: int, *, rows: int = 32, tokens: int = 512) -> None:
+    def __init__(
+        self, block_size: int, scratch_block: int, vocab_size: int, max_model_len: int, *, rows: int = 32, tokens: int = 512
+    ) -> None:
         self.block_size = block_size
         self.scratch_block = scratch_block
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
         self.row_of_id: dict[str, int] = {}
         self.sampling: list[SamplingParams | None] = [None] * rows
         self.token_ids: npt.NDArray[np.int32] = np.zeros((rows, tokens), np.int32)
@@ -70,7 +77,16 @@ class InputBatch:
         self._latest_rows: Int64 = np.zeros(0, np.int64)
 
     def add(self, new: NewRequestData) -> None:
-        """Take a request that enters (or re-enters) the batch; one of the same id is replaced."""
+        """Take a request that enters (or re-enters) the batch; one of the same id is replaced.
+
+        Raises:
+            ExecutorError: for a token or a block that does not exist.
+        """
+        if new.token_ids and not 0 <= min(new.token_ids) <= max(new.token_ids) < self._vocab_size:
+            raise ExecutorError(
+                f"request {new.request_id} holds token {max(new.token_ids)} or {min(new.token_ids)};"
+                f" this model's tokens are 0 to {self._vocab_size - 1}"
+            )
         self.drop((new.request_id,))
         if not self._free_rows:
             self._grow_rows()
@@ -90,9 +106,11 @@ class InputBatch:
         """Append physical blocks to a request's table.
 
         Raises:
-            ExecutorError: if the request is not held.
+            ExecutorError: if the request is not held, or a block does not exist.
         """
         row = self._row(request_id)
+        if block_ids and not 0 <= min(block_ids) <= max(block_ids) < self.scratch_block:
+            raise ExecutorError(f"request {request_id} is given blocks {block_ids}; the pool has {self.scratch_block} blocks")
         first = int(self.num_blocks[row])
         last = first + len(block_ids)
         columns = self.block_tables.shape[1]
@@ -203,6 +221,11 @@ class InputBatch:
 
     def _check(self, step: SchedulerOutput, rows: Int64, counts: Int64, ends: Int64, samples: npt.NDArray[np.bool_]) -> None:
         known = self.num_tokens[rows]
+        if ends.size and int(ends.max()) > self._max_model_len:
+            raise ExecutorError(
+                f"step {step.step} plans request {step.request_ids[int(ends.argmax())]} up to token {ends.max()};"
+                f" positions end at {self._max_model_len}"
+            )
         bad = (counts < 1) | (ends > known) | (ends > self.num_blocks[rows] * self.block_size) | (samples & (ends != known))
         if bad.any():
             at = int(np.argmax(bad))

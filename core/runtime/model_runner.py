@@ -57,6 +57,7 @@ class ModelRunner:
         self._label, self._fallback = label or spec.name, fallback
         self._device, self._dtype = weights.embedding.device, weights.embedding.dtype
         self._weight_bytes = weight_bytes(weights)
+        self._max_model_len = len(weights.rope_cos)
         self._model = DecoderModel(spec, weights, backend)
         self._sampler = Sampler(spec.eos_token_ids)
         self._closed = False
@@ -135,7 +136,7 @@ class ModelRunner:
         self._cache = tensors(num_blocks + 1, self._device)
         if num_swap_blocks:
             self._host = tensors(num_swap_blocks, torch.device("cpu"))
-        self._batch = InputBatch(block_size, self._cache.scratch_block)
+        self._batch = InputBatch(block_size, self._cache.scratch_block, spec.vocab_size, self._max_model_len)
         self._model.bind_cache(self._cache)
 
     def close(self) -> None:
@@ -143,7 +144,7 @@ class ModelRunner:
         if not self._closed:
             self._closed = True
             self._model.backend.close()
-            self._batch = InputBatch(1, 0, rows=1, tokens=1)
+            self._batch = InputBatch(1, 0, 0, 0, rows=1, tokens=1)
 
     def _update_state(self, step: SchedulerOutput) -> None:
         self._batch.drop(step.released_ids)
@@ -160,8 +161,12 @@ class ModelRunner:
             reused = {host for _, host in step.swap_out} & {host for host, _ in step.swap_in}
             if reused:
                 raise ExecutorError(f"step {step.step} swaps out to host blocks {sorted(reused)} that it also swaps in")
+            pool, space = self._cache.num_blocks, int(self._host.key.shape[1])
+            _check_blocks(step.step, "swap_out", step.swap_out, pool, space)
+            _check_blocks(step.step, "swap_in", step.swap_in, space, pool)
             _copy_blocks(self._cache, self._host, step.swap_out)
             _copy_blocks(self._host, self._cache, step.swap_in)
+        _check_blocks(step.step, "copy_blocks", step.copy_blocks, self._cache.num_blocks, self._cache.num_blocks)
         _copy_blocks(self._cache, self._cache, step.copy_blocks)
 
     def _forward(self, planned: PlannedStep) -> torch.Tensor:
@@ -189,6 +194,12 @@ class ModelRunner:
         token_ids, logprobs = self._sampler.sample(logits[: len(rows)], columns)
         state.commit(rows, token_ids)
         return tuple(zip(planned.sample_ids, token_ids.tolist(), strict=True)), logprobs
+
+
+def _check_blocks(step: int, name: str, pairs: Sequence[tuple[int, int]], sources: int, targets: int) -> None:
+    bad = [(a, b) for a, b in pairs if not (0 <= a < sources and 0 <= b < targets)]
+    if bad:
+        raise ExecutorError(f"step {step} has {name} {bad[0]}; there are {sources} source and {targets} target blocks")
 
 
 def _copy_blocks(source: KVCache, target: KVCache, pairs: Sequence[tuple[int, int]]) -> None:

@@ -8,6 +8,7 @@ prepared text     allow_special=True: control tokens in it count; still exactly 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -81,6 +82,7 @@ class LibraryTokenizer:
         chat_template: ChatTemplate | None = None,
     ) -> None:
         self._library = library
+        self._encoding = threading.Lock()  # pages, server and engine share one tokenizer; see _encode
         self.vocab_size = vocab_size
         self.bos_token_id = bos_token_id
         self.eos_token_ids = eos_token_ids
@@ -126,8 +128,9 @@ class LibraryTokenizer:
         return ByteDetokenizer(table, tail)
 
     def _encode(self, text: str, allow_special: bool) -> list[int]:
-        self._library.encode_special_tokens = not allow_special
-        return list(self._library.encode(text, add_special_tokens=False).ids)
+        with self._encoding:  # the switch is a property of the shared library object
+            self._library.encode_special_tokens = not allow_special
+            return list(self._library.encode(text, add_special_tokens=False).ids)
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         bos = self.bos_token_id

