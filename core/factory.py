@@ -103,6 +103,8 @@ def create_engine(
 def _create_executor(config: EngineConfig, clock: Clock, on_progress: OnProgress | None) -> tuple[Executor, TextCodec | None]:
     if config.executor == "simulated":
         return simulated_executor(config, clock), None
+    if config.executor == "worker":
+        return _create_worker(config, clock, on_progress)
     from core.runtime.loader import create_runner, open_model  # torch, only where a model runs
 
     def tell(text: str, share: float) -> None:
@@ -111,8 +113,20 @@ def _create_executor(config: EngineConfig, clock: Clock, on_progress: OnProgress
 
     source: ModelSource = open_model(config.model, spec=config.spec, seed=config.seed, progress=tell)
     tokenizer = source.tokenizer()
-    if config.executor == "worker":
-        from core.runtime.worker import WorkerExecutor
-
-        return WorkerExecutor(config, clock=clock, on_progress=on_progress), tokenizer
     return create_runner(config, clock, source=source, progress=tell), tokenizer
+
+
+def _create_worker(config: EngineConfig, clock: Clock, on_progress: OnProgress | None) -> tuple[Executor, TextCodec | None]:
+    """The worker loads the weights while this process imports what it needs for the tokenizer."""
+    from core.runtime.worker import WorkerExecutor
+
+    executor = WorkerExecutor(config, clock=clock, on_progress=on_progress, wait=False)
+    try:
+        from core.runtime.loader import open_model
+
+        tokenizer = open_model(config.model, spec=config.spec, seed=config.seed).tokenizer()
+        executor.wait_ready()
+    except BaseException:
+        executor.close()
+        raise
+    return executor, tokenizer

@@ -136,7 +136,7 @@ class LiveEngine(LiveView):
         Raises:
             ControlRefused: for a viewer, above a limit, or while the engine starts.
         """
-        self._lease.check(session_id)
+        self._note(session_id, "submit", lambda: self._lease.check(session_id), only_refusals=True)
         ids = self._prompt_ids(text, chat, token_ids)
         params = sampling or SamplingParams()
         check_number("max_tokens", params.max_tokens, self.limits.max_output_tokens)

@@ -80,7 +80,7 @@ def live_engine(
         assert not live.is_alive
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 20.0, what: str = "the condition") -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 90.0, what: str = "the condition") -> None:
     """Poll a condition; a test that waits for ever says for what."""
     end_s = time.monotonic() + timeout_s
     while not condition():

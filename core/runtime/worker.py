@@ -43,7 +43,7 @@ class RestartPolicy:
 
 
 class WorkerExecutor:
-    """Runs steps in a worker process; blocks until the worker is ready.
+    """Runs steps in a worker process; the constructor blocks until it is ready.
 
     One thread runs steps; `close` may be called from any other.
 
@@ -51,6 +51,8 @@ class WorkerExecutor:
         builder: "package.module:function" called in the worker as function(config, progress) -> Executor.
         on_progress: called with a line of text while a worker loads, several times a second. An exception from it
             ends the wait and the worker.
+        wait: False returns while the worker still loads, so that the caller can do its own share of the start
+            meanwhile; then call `wait_ready`.
 
     Raises:
         CheckpointError, ConfigError: from the worker's load, with the worker's own text.
@@ -65,6 +67,7 @@ class WorkerExecutor:
         restart_policy: RestartPolicy | None = None,
         clock: Clock | None = None,
         on_progress: Callable[[str], None] | None = None,
+        wait: bool = True,
     ) -> None:
         self._config = config
         self._builder = builder
@@ -82,6 +85,11 @@ class WorkerExecutor:
         self._is_ready = False
         self._progress = "starting the worker process"
         self._process = WorkerProcess(config, builder)
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Wait for the first load; see the class for errors, after which the executor is closed."""
         try:
             with self._lock:
                 self._await_ready(may_restart=False)
@@ -273,7 +281,6 @@ class WorkerExecutor:
     def _poll_load(self, timeout_s: float, *, may_restart: bool) -> bool:
         """Read what a loading worker has to say, for at most `timeout_s` of silence; True once it is ready."""
         try:
-            self._process.tell()
             while self._process.channel.poll(timeout_s):
                 message = self._process.channel.receive()
                 if message[0] == "ready":

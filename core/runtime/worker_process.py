@@ -7,6 +7,7 @@ under `streamlit run` is the whole dashboard.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -70,22 +71,13 @@ class WorkerProcess:
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         self.channel = Channel(self._popen.stdout.fileno(), self._popen.stdin.fileno())
-        self._load = ("load", config, builder, list(sys.path))
-        self._is_told = False
+        # A worker that is gone already is found by the first read, which then has its exit status to tell.
+        with contextlib.suppress(OSError):
+            self.channel.send(("load", config, builder, list(sys.path)))
 
     @property
     def pid(self) -> int:
         return self._popen.pid
-
-    def tell(self) -> None:
-        """Send the load order.
-
-        Raises:
-            OSError: if the worker is gone already.
-        """
-        if not self._is_told:
-            self._is_told = True
-            self.channel.send(self._load)
 
     def exchange(self, message: tuple[Any, ...]) -> tuple[Any, ...]:
         """Send one order and wait for its answer.

@@ -1,0 +1,174 @@
+"""Lease, limits, audit: one controller, many viewers."""
+
+from __future__ import annotations
+
+import pytest
+from live_cases import ME, SHORT, live_engine, ready
+
+from core.clock import VirtualClock
+from core.commands import Command, CommandQueue, CommandResult, Outcome, Pending
+from core.control import LOCAL, AuditEntry, AuditLog, Lease, LiveLimits
+from core.errors import ConfigError, ControlRefused
+from core.live_defaults import config_from_environment, load_from_environment
+
+
+def lease_and_clock(**options):
+    clock = VirtualClock()
+    return Lease(lease_s=10.0, clock=clock, **options), clock
+
+
+def test_the_first_session_controls_and_others_watch():
+    lease, clock = lease_and_clock()
+    assert lease.view().holder is None
+    with pytest.raises(ControlRefused, match="only watches; nobody has control"):
+        lease.check("a")
+    assert lease.acquire("a", label="Ann").holder == "a"
+    lease.check("a")
+    with pytest.raises(ControlRefused, match="only watches; Ann has control"):
+        lease.check("b")
+    clock.advance(4)
+    with pytest.raises(ControlRefused, match=r"Ann has control; .* ends in 6 s"):
+        lease.acquire("b")
+    lease.check(LOCAL)
+
+
+def test_a_lease_lives_by_heartbeats_and_ends_by_silence():
+    lease, clock = lease_and_clock()
+    lease.acquire("a")
+    for _ in range(5):
+        clock.advance(9)
+        assert lease.heartbeat("a")
+    assert lease.view().expires_in_s == 10
+    clock.advance(10)
+    assert lease.view().holder is None
+    assert not lease.heartbeat("a")
+    with pytest.raises(ControlRefused):
+        lease.check("a")
+    assert lease.acquire("b").holder == "b"
+    assert not lease.heartbeat("a")
+    assert not lease.release("a")
+
+
+def test_release_and_hand_over():
+    lease, _ = lease_and_clock()
+    lease.acquire("a")
+    with pytest.raises(ControlRefused):
+        lease.hand_over("b", "c")
+    lease.hand_over("a", "b", label="Bob")
+    assert (lease.view().holder, lease.view().label) == ("b", "Bob")
+    with pytest.raises(ControlRefused):
+        lease.check("a")
+    assert lease.release("b")
+    assert lease.view().holder is None
+    with pytest.raises(ControlRefused, match="id of a session"):
+        lease.acquire("")
+    with pytest.raises(ControlRefused, match="id of a session"):
+        lease.acquire(LOCAL)
+
+
+def test_a_token_guards_control_and_lets_its_owner_take_over():
+    lease, _ = lease_and_clock(token="näher")
+    for wrong in (None, "", "naher"):
+        with pytest.raises(ControlRefused, match="token"):
+            lease.acquire("a", wrong)
+    lease.acquire("a", "näher")
+    with pytest.raises(ControlRefused):
+        lease.acquire("b", "näher")
+    assert lease.acquire("b", "näher", force=True).holder == "b"
+    assert lease.view().needs_token
+    free, _ = lease_and_clock()
+    free.acquire("a")
+    with pytest.raises(ControlRefused):
+        free.acquire("b", force=True)
+
+
+def test_every_command_needs_the_lease():
+    with live_engine() as live:
+        ready(live)
+        live.acquire("ann", label="Ann")
+        commands = {
+            "submit": lambda who: live.submit("x", sampling=SHORT, **who),
+            "cancel": lambda who: live.cancel("r-000001", **who),
+            "priority": lambda who: live.set_priority("r-000001", 1, **who),
+            "start": lambda who: live.start(**who),
+            "pause": lambda who: live.pause(**who),
+            "step": lambda who: live.step_once(**who),
+            "reset": lambda who: live.reset(**who),
+            "speed": lambda who: live.set_speed(5.0, **who),
+            "scheduler": lambda who: live.set_scheduler(max_num_seqs=3, **who),
+            "cache": lambda who: live.set_cache(num_blocks=50, **who),
+            "load": lambda who: live.set_load(rate_per_s=1.0, **who),
+            "model": lambda who: live.set_model(**who),
+        }
+        before = live.latest().config
+        for name, command in commands.items():
+            with pytest.raises(ControlRefused, match="only watches; Ann has control"):
+                command({"session_id": "bob"})
+            assert live.audit()[0].session_id == "bob", name
+            assert live.audit()[0].outcome == "refused"
+        assert live.latest().config == before
+        assert live.load is None
+        for name, command in commands.items():
+            command({"session_id": "ann"})
+            assert live.audit()[0].session_id == "ann", name
+        live.hand_over("ann", "bob", label="Bob")
+        assert live.pause(session_id="bob").accepted
+        assert live.heartbeat("bob")
+        assert live.lease().label == "Bob"
+        assert live.release("bob")
+        assert live.lease().holder is None
+
+
+def test_the_audit_list_is_bounded_and_newest_first():
+    log = AuditLog(max_entries=3)
+    for number in range(5):
+        log.add(AuditEntry(float(number), "a", "pause"))
+    assert [e.time_s for e in log.entries()] == [4, 3, 2]
+
+
+def test_limits_make_sense():
+    with pytest.raises(ConfigError, match="max_commands is 0"):
+        LiveLimits(max_commands=0)
+
+
+def test_a_pending_command_is_answered_once_and_after_a_close_refused():
+    pending = Pending()
+    assert (pending.done, pending.result(0.0).outcome) == (False, Outcome.WAITING)
+    pending.resolve(CommandResult(Outcome.ACCEPTED, "first"))
+    pending.resolve(CommandResult(Outcome.REFUSED, "second"))
+    assert pending.result(0.0).message == "first"
+
+    queue = CommandQueue(max_commands=10)
+    waiting = [queue.put(Command("pause", lambda: CommandResult(Outcome.ACCEPTED), LOCAL)) for _ in range(3)]
+    assert (len(queue), queue.wake.is_set()) == (3, True)
+    assert [c.name for c in queue.drain(2)] == ["pause", "pause"]
+    queue.close("the engine has stopped")
+    assert (waiting[2].result(0.0).outcome, waiting[2].result(0.0).message) == (Outcome.REFUSED, "the engine has stopped")
+    with pytest.raises(ControlRefused, match="has stopped"):
+        queue.put(Command("pause", lambda: CommandResult(Outcome.ACCEPTED), LOCAL))
+
+
+def test_the_environment_says_what_the_dashboard_starts_with():
+    assert config_from_environment({}).executor == "worker"
+    assert config_from_environment({}).model == "smollm2"
+    given = {"BATCHSCOPE_MODEL": "tiny", "BATCHSCOPE_DTYPE": "float32", "BATCHSCOPE_CLOCK": "step", "BATCHSCOPE_SEED": "7"}
+    config = config_from_environment(given)
+    assert (config.model, config.dtype, config.clock, config.seed) == ("tiny", "float32", "step", 7)
+    assert load_from_environment({"BATCHSCOPE_RATE": "0"}) is None
+    assert load_from_environment({"BATCHSCOPE_RATE": "2.5", "BATCHSCOPE_SEED": "3"}).rate_per_s == 2.5
+    assert load_from_environment({}).seed == 0
+    with pytest.raises(ConfigError, match="BATCHSCOPE_RATE is 'fast'"):
+        load_from_environment({"BATCHSCOPE_RATE": "fast"})
+    with pytest.raises(ConfigError, match="dtype is 'int3'"):
+        config_from_environment({"BATCHSCOPE_DTYPE": "int3"})
+
+
+def test_viewers_read_everything():
+    with live_engine() as live:
+        ready(live)
+        live.acquire("ann")
+        live.submit("x", sampling=SHORT, **ME)
+        assert live.latest().state in ("running", "idle")
+        assert live.history() is not None
+        assert live.audit()
+        assert live.lease().holder == "ann"
