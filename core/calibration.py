@@ -14,21 +14,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import lsq_linear
 
 from core.cost_model import CostModel, StepSums
 from core.devices import DeviceSpec
 from core.errors import ConfigError
 from core.records import StepRecord
+from core.robust_fit import robust_fit
 from core.snapshot import RooflineCeilings
 from core.step_timer import KNOTS, CalibratedTimer, StepCoefficients, StepTimer, roofline_coefficients, step_seconds
 
 Floats = npt.NDArray[np.float64]
 MIN_STEPS = 24
 MAX_FIT_STEPS = 6000
-ROBUST_SCALE = 0.10  # relative error from which a step counts less
+COARSE_PULL = 0.001
 PULL = 0.02  # weight of the start values: as much as one step that is off by this share
-_ROUNDS = 12
 _FIXED_SCALE_S, _ROW_SCALE_S, _TOKEN_SCALE_S = 1e-4, 1e-6, 1e-7
 
 
@@ -260,15 +259,15 @@ def _fit(seen: Sequence[Observation], model: CostModel, prior: StepCoefficients)
             model.attention_flops_per_pair * column["attended_tokens"],
         ]
     )
-    law = np.array(prior.law_s)
-    rises = np.concatenate(([law[0]], np.maximum(np.diff(law), law[0] * 1e-3)))
-    scale = np.concatenate(([_FIXED_SCALE_S, _ROW_SCALE_S], rises, [prior.kv_byte_s, prior.attention_flop_s]))
-    target = np.concatenate(([0.0, 0.0], np.ones(len(KNOTS)), [1.0, 1.0]))
-    found = robust_fit(design, forward, scale, target, weights=1.0 / (forward + host)) * scale
+    trust = 1.0 / (forward + host)
+    start = _coarse_start(design, column, met, head, forward, trust, prior)
+    scale = np.concatenate(([_FIXED_SCALE_S, _ROW_SCALE_S], start))
+    target = np.concatenate(([0.0, 0.0], np.ones(len(start))))
+    found = robust_fit(design, forward, scale, target, trust, PULL) * scale
 
     outside = np.column_stack([ones, column["rows"], column["query_tokens"]])
     outside_scale = np.array([_FIXED_SCALE_S, _ROW_SCALE_S, _TOKEN_SCALE_S])
-    around = robust_fit(outside, host, outside_scale, np.zeros(3), weights=1.0 / (forward + host)) * outside_scale
+    around = robust_fit(outside, host, outside_scale, np.zeros(3), trust, PULL) * outside_scale
     return StepCoefficients(
         fixed_s=float(found[0]),
         row_s=float(found[1]),
@@ -282,16 +281,19 @@ def _fit(seen: Sequence[Observation], model: CostModel, prior: StepCoefficients)
     )
 
 
-def robust_fit(design: Floats, measured: Floats, scale: Floats, target: Floats, weights: Floats) -> Floats:
-    """x >= 0 that minimises soft-L1 of weights * (design @ (scale * x) - measured) + PULL^2 * |x - target|^2."""
-    a = design * scale * weights[:, None]
-    b = measured * weights
-    pull = PULL * np.eye(len(scale))
-    x = target
-    for _ in range(_ROUNDS):
-        trust = (1.0 + ((a @ x - b) / ROBUST_SCALE) ** 2) ** -0.25  # square root of the soft-L1 weight
-        stacked = np.vstack([a * trust[:, None], pull])
-        answer = lsq_linear(stacked, np.concatenate([b * trust, pull @ target]), bounds=(0.0, np.inf))
-        x = np.maximum(answer.x, 0.0)
-    result: Floats = x
-    return result
+def _coarse_start(
+    design: Floats, column: dict[str, Floats], met: float, head: float, forward: Floats, trust: Floats, prior: StepCoefficients
+) -> Floats:
+    """Start values of the law's increments, the KV and the attention cost: a law of one level and one slope.
+
+    The published or probed ceilings can be several times off what a step reaches; four figures are found from any few
+    steps, so that the fine fit is pulled towards this machine and not towards a data sheet.
+    """
+    knots = np.array(KNOTS, dtype=np.float64)
+    slope = (prior.law_s[-1] - prior.law_s[-2]) / (knots[-1] - knots[-2])
+    linear = met * (column["query_tokens"] - 1.0) + head * np.maximum(column["sampled"] - 1.0, 0.0)
+    coarse = np.column_stack([design[:, 0], design[:, 1], design[:, 2], linear, design[:, -2], design[:, -1]])
+    scale = np.array([_FIXED_SCALE_S, _ROW_SCALE_S, prior.law_s[0], slope, prior.kv_byte_s, prior.attention_flop_s])
+    target = np.array([0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+    found = np.maximum(robust_fit(coarse, forward, scale, target, trust, COARSE_PULL), 0.01 * target) * scale
+    return np.concatenate(([found[2]], found[3] * np.diff(knots), found[4:]))
