@@ -220,11 +220,17 @@ class Engine(EngineCore):
         return story_of(request) if request is not None else self._books.stories.get(request_id)
 
     def snapshot(self, wall_s: float | None = None, state: str | None = None) -> EngineSnapshot:
-        """A picture of this step boundary; `wall_s` is WallClock time, `state` what the owner of the loop knows better."""
+        """A picture of this step boundary.
+
+        Args:
+            wall_s: WallClock time, for a loop that takes many pictures: while it runs, block map and queue may then
+                be up to 0.1 s old. None is exact.
+            state: what the owner of the loop knows better.
+        """
         now = self.clock.now()
         return self._builder.build(
             now,
-            now if wall_s is None else wall_s,
+            wall_s,
             state=state or self.state,
             config=self.config,
             info=self.info,

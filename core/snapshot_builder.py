@@ -2,9 +2,10 @@
 
     running rows   fresh in every picture (they change with every step)
     waiting rows   made once and kept while nothing but their age has changed, at most ROW_REUSE_S old
-    block map      columns exported by the block tables
+    block map      columns exported by the scheduler
 
-`SnapshotGate` says when a picture is due: a few times a second while busy, and always after the last step.
+Where pictures are taken all the time while the engine runs, the order of the queue and the block map are read again
+only every REFRESH_S: they cost as much as everything else together. A picture of an engine at rest is always exact.
 """
 
 from __future__ import annotations
@@ -18,32 +19,14 @@ from core.executor import ExecutorInfo
 from core.outputs import SchedulerOutput
 from core.request import Request, RequestStatus
 from core.scheduler import Scheduler
-from core.snapshot import EngineSnapshot, RequestView
+from core.snapshot import BlockMapView, EngineSnapshot, RequestView
 from core.snapshot_rows import hue_of, live_row
 from core.telemetry import Telemetry
 
 SHOWN_WAITING = 500
 ROW_REUSE_S = 0.5
-MIN_INTERVAL_S = 0.07
+REFRESH_S = 0.1
 MAX_HUES = 20_000
-
-
-class SnapshotGate:
-    """Throttle: a picture at most every `min_interval_s`, and at once when the engine comes to rest."""
-
-    def __init__(self, min_interval_s: float = MIN_INTERVAL_S) -> None:
-        self._min_interval_s = min_interval_s
-        self._last_s = float("-inf")
-        self._last_step = -1
-        self._was_idle = False
-
-    def due(self, wall_s: float, step: int, *, idle: bool) -> bool:
-        """True if a picture should be made now; the caller then makes one."""
-        settled = idle and (not self._was_idle or step != self._last_step)
-        if not settled and wall_s - self._last_s < self._min_interval_s:
-            return False
-        self._last_s, self._last_step, self._was_idle = wall_s, step, idle
-        return True
 
 
 class _KeptRow(NamedTuple):
@@ -76,18 +59,24 @@ class SnapshotBuilder:
         self._hues: dict[str, int] = {}
         self._waiting: dict[str, _KeptRow] = {}
         self._revision = 0
+        self._refreshed_s = float("-inf")
+        self._blocks = BlockMapView(0, 0)
 
     def build(
         self,
         now_s: float,
-        wall_s: float,
+        wall_s: float | None,
         *,
         state: str,
         config: EngineConfig,
         info: ExecutorInfo,
         last_output: SchedulerOutput | None,
     ) -> EngineSnapshot:
-        """The picture at `now_s` on the engine's clock; `wall_s` is WallClock time, for the age badge."""
+        """The picture at `now_s` on the engine's clock.
+
+        Args:
+            wall_s: WallClock time of a stream of pictures; None for a single one, which is exact in everything.
+        """
         scheduler, books, telemetry = self._scheduler, self._books, self._telemetry
         self._revision += 1
         pool = scheduler.kv.counts()
@@ -99,10 +88,13 @@ class SnapshotBuilder:
         queued = scheduler.num_waiting + len(lost)
         passed_over = last_output.passed_over if last_output is not None and queued else ()
         tenants = scheduler.tenants()
+        stale = self._is_stale(wall_s, state)
+        if stale:
+            self._blocks = scheduler.block_map()
         return EngineSnapshot(
             step=scheduler.step,
             time_s=now_s,
-            wall_time_s=wall_s,
+            wall_time_s=now_s if wall_s is None else wall_s,
             state=state,
             config=config,
             info=info,
@@ -111,10 +103,10 @@ class SnapshotBuilder:
             num_waiting=scheduler.num_waiting,
             num_preempted=len(preempted),
             running=running,
-            waiting=self._waiting_rows(now_s),
+            waiting=self._waiting_rows(now_s) if stale else self._still_waiting(),
             preempted=preempted,
             ended=tuple(books.ended),
-            blocks=scheduler.block_map(),
+            blocks=self._blocks,
             pool=pool,
             kpis=telemetry.kpis(now_s, idle=not scheduler.requests, fragmentation=1.0 - used / live_slots if live_slots else 0.0),
             totals=books.totals(),
@@ -129,6 +121,17 @@ class SnapshotBuilder:
             recent_requests=telemetry.recent_requests(),
             revision=self._revision,
         )
+
+    def _is_stale(self, wall_s: float | None, state: str) -> bool:
+        """True if the queue and the block map are to be read again."""
+        if wall_s is not None and state == "running" and 0 <= wall_s - self._refreshed_s < REFRESH_S:
+            return False
+        self._refreshed_s = float("-inf") if wall_s is None else wall_s
+        return True
+
+    def _still_waiting(self) -> tuple[RequestView, ...]:
+        """The rows of the last reading without those whose request has moved on."""
+        return tuple([k.row for k in self._waiting.values() if k.request.status is RequestStatus.WAITING])
 
     def _running_rows(self, now_s: float, output: SchedulerOutput | None) -> tuple[RequestView, ...]:
         planned: dict[str, tuple[int, bool]] = {}

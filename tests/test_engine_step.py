@@ -283,6 +283,28 @@ def test_kept_rows_of_waiting_requests_follow_changes() -> None:
     assert engine.snapshot().waiting[0].prompt_tokens == 2
 
 
+def test_a_stream_of_pictures_reads_queue_and_blocks_less_often_and_is_exact_at_rest() -> None:
+    engine = scripted_engine(max_num_seqs=2)
+    for number in range(4):
+        engine.add_request([number + 1] * 5, SamplingParams(max_tokens=4, ignore_eos=True), request_id=f"w{number}")
+    engine.step()
+    first = engine.snapshot(wall_s=10.0)
+    assert [r.request_id for r in first.waiting] == ["w2", "w3"]
+    for _ in range(4):
+        engine.step()
+    soon = engine.snapshot(wall_s=10.05)
+    assert soon.blocks is first.blocks
+    assert [r.request_id for r in soon.running] == ["w2", "w3"]
+    assert soon.waiting == ()  # nobody is shown twice
+    assert engine.snapshot(wall_s=10.11).blocks == engine.scheduler.block_map()
+    engine.step()
+    assert engine.snapshot(wall_s=10.12, state="paused").blocks == engine.scheduler.block_map()
+    assert engine.snapshot().blocks == engine.scheduler.block_map()
+    engine.run_until_idle()
+    rest = engine.snapshot(wall_s=10.13)
+    assert (rest.state, rest.blocks.owners, rest.pool.live) == ("idle", (), 0)
+
+
 def test_preemptions_are_kept_newest_first() -> None:
     engine = scripted_engine(num_blocks=8, enable_prefix_caching=False)
     for number in range(4):
