@@ -8,8 +8,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from core.charts import formats, seats
-from core.charts.batch_timeline import HOW_TO_ZOOM
+from core.charts import formats, seats, style
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot
 from pages.parts import frame, ticker
@@ -83,7 +82,7 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
         frame.figure_head(
             "Who holds a seat in the batch?",
             frame.kind_of(snapshot),
-            how=f"Each bar is one request: orange reads its prompt, blue writes its answer. {HOW_TO_ZOOM}",
+            how=f"Each bar is one request: orange reads its prompt, blue writes its answer. {style.HOW_TO_ZOOM}",
         )
         with st.container(key="home_hero"):
             _hero(snapshot)

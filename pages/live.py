@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from core.charts import batch_timeline, gantt
+from core.charts import batch_timeline, gantt, style
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot
 from pages.parts import engine_access, frame, ticker
@@ -25,7 +25,7 @@ def _timeline(history: Sequence[StepRecord]) -> None:
         "What was each step made of?",
         frame.span_of(history),
         how="Tokens of a step, stacked up to the budget line. Above it: triangle up = admitted, triangle down = preempted,"
-        f" dot = finished. {batch_timeline.HOW_TO_ZOOM}",
+        f" dot = finished. {style.HOW_TO_ZOOM}",
     )
     spec = batch_timeline.composition_spec(frame.theme())
     data = batch_timeline.composition_frame(history)
@@ -37,7 +37,7 @@ def _gantt(snapshot: EngineSnapshot) -> None:
     frame.figure_head(
         "Where did each request spend its time?",
         f"{len(rows)} requests · {frame.kind_of(snapshot)}",
-        how=f"One lane a request, oldest at the top. {batch_timeline.HOW_TO_ZOOM}",
+        how=f"One lane a request, oldest at the top. {style.HOW_TO_ZOOM}",
     )
     data = gantt.gantt_frame(rows, snapshot.time_s)
     frame.chart(data, gantt.gantt_spec(frame.theme()), key="live_gantt", alt="Spans of the latest requests over time")
@@ -47,7 +47,7 @@ def _batch(history: Sequence[StepRecord]) -> None:
     frame.figure_head(
         "How large is the batch, and what waits?",
         frame.span_of(history),
-        how=f"Running below the dotted seats line while requests wait: memory or budget binds. {batch_timeline.HOW_TO_ZOOM}",
+        how=f"Running below the dotted seats line while requests wait: memory or budget binds. {style.HOW_TO_ZOOM}",
     )
     spec = batch_timeline.batch_spec(frame.theme())
     frame.chart(batch_timeline.batch_frame(history), spec, key="live_batch", alt="Running, waiting and preempted by step")
@@ -57,7 +57,7 @@ def _times(history: Sequence[StepRecord]) -> None:
     frame.figure_head(
         "Where does the time of a step go?",
         frame.span_of(history),
-        how=f"Grey is the forward pass, colours are host work. {batch_timeline.HOW_TO_ZOOM}",
+        how=f"Grey is the forward pass, colours are host work. {style.HOW_TO_ZOOM}",
     )
     spec = batch_timeline.times_spec(frame.theme())
     frame.chart(batch_timeline.times_frame(history), spec, key="live_times", alt="Milliseconds of each step by part")

@@ -22,7 +22,6 @@ from core.records import StepRecord
 
 MAX_STEPS = 600
 HEADROOM = 1.3  # of the budget: the strip above the line holds the marks
-HOW_TO_ZOOM = "Scroll to zoom, drag to pan, double click to follow again."
 _MARKS = ("admitted", "preempted", "finished")
 _PARTS = ("schedule", "prepare", "forward", "sample", "transfer", "update")
 
@@ -69,10 +68,6 @@ def times_frame(history: Sequence[StepRecord]) -> pd.DataFrame:
     known = [sum(getattr(r, f"{part}_s") for part in _PARTS) for r in records]
     columns["rest"] = [1e3 * max(r.duration_s - k, 0.0) for r, k in zip(records, known, strict=True)]
     return pd.DataFrame(columns)
-
-
-def _zoom() -> dict[str, Any]:
-    return {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}
 
 
 def _step_axis(title: str | None = "engine step") -> dict[str, Any]:
@@ -123,7 +118,7 @@ def composition_spec(theme: Theme, height: int = 262) -> dict[str, Any]:
     colours = [theme.decode, style.PREFILL, style.IDLE, quiet]
     stack = _stack(series, colours, "tokens in the step", theme)
     stack["transform"].append(_rank(series))
-    stack["params"] = [_zoom()]
+    stack["params"] = [style.ZOOM]
     budget = {
         "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.2, "color": theme.text},
         "encoding": {"x": _step_axis(), "y": {"field": "budget", "type": "quantitative"}},
@@ -171,7 +166,7 @@ def batch_spec(theme: Theme, height: int = 200) -> dict[str, Any]:
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "height": height,
         "transform": [{"fold": list(series), "as": ["set", "requests"]}],
-        "params": [_zoom()],
+        "params": [style.ZOOM],
         "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.4},
         "encoding": {
             "x": _step_axis(),
@@ -211,7 +206,7 @@ def times_spec(theme: Theme, height: int = 200) -> dict[str, Any]:
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "height": height,
-        "params": [_zoom()],
+        "params": [style.ZOOM],
         **spec,
         "config": style.vega_config(theme),
     }

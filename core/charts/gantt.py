@@ -74,7 +74,7 @@ def gantt_spec(theme: Theme) -> dict[str, Any]:
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "height": LANE_PX * MAX_LANES,
-        "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}],
+        "params": [style.ZOOM],
         "mark": {"type": "bar", "height": LANE_PX - 2, "clip": True},
         "encoding": {
             "x": {

@@ -82,7 +82,7 @@ def seat_spec(theme: Theme, height: int = 300) -> dict[str, Any]:
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "height": height,
-        "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}],
+        "params": [style.ZOOM],
         "transform": [{"calculate": "datum.seat + 0.86", "as": "below"}],
         "mark": {"type": "rect", "stroke": theme.ground, "strokeWidth": 0.6, "clip": True},
         "encoding": {

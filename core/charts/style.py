@@ -31,6 +31,15 @@ CIVIDIS = (
 THIN_GROUPS = "replace(format(datum.value, ',~r'), /,/g, '\u202f')"
 """Vega expression for axis labels: digits grouped by thin spaces, as everywhere else."""
 
+ZOOM: dict[str, Any] = {
+    "name": "zoom",
+    "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.shiftKey]", "clear": "dblclick"},
+    "bind": "scales",
+}
+"""Parameter of every figure over steps or time; a plain wheel goes on scrolling the page."""
+
+HOW_TO_ZOOM = "Drag pans, shift + wheel zooms, double click resets."
+
 FONT = "Inter, 'Segoe UI', 'Helvetica Neue', 'DejaVu Sans', Arial, sans-serif"
 MONO = "'JetBrains Mono', 'SF Mono', Consolas, 'DejaVu Sans Mono', monospace"
 

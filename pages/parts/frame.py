@@ -91,15 +91,28 @@ def figure_head(title: str, aside: str = "", *, how: str = "") -> None:
     st.html(f'<div class="bs-figure"><div><h2>{html.escape(title)}</h2><span>{html.escape(aside)}</span></div>{read}</div>')
 
 
+def scale_params(spec: dict[str, Any]) -> list[str]:
+    """Names of the parameters that zoom and pan a specification (interval selections bound to its scales)."""
+    own = [p["name"] for p in spec.get("params", ()) if p.get("bind") == "scales"]
+    return own + [name for layer in spec.get("layer", ()) for name in scale_params(layer)]
+
+
 def chart(data: Any, spec: dict[str, Any], *, key: str, alt: str) -> None:
     """A Vega-Lite chart whose specification is constant, so that zoom and pan survive every tick.
+
+    Streamlit forgets a zoom with each change of the data, except where the selection is one that the script reads; so
+    it is registered as such. Nothing is done with it.
 
     Args:
         data: a DataFrame of at most 2,000 rows.
         spec: the same object at every tick (build it once, for each theme).
         alt: what the figure shows, for those who do not see it.
     """
-    st.vega_lite_chart(data, spec, key=key, theme=None, width="stretch", alt=alt)
+    zooms = scale_params(spec)
+    if zooms:
+        st.vega_lite_chart(data, spec, key=key, theme=None, width="stretch", alt=alt, on_select="rerun", selection_mode=zooms)
+    else:
+        st.vega_lite_chart(data, spec, key=key, theme=None, width="stretch", alt=alt)
 
 
 def empty(
