@@ -165,6 +165,8 @@ class BlockPool:
         from_free = min(count, len(free))
         missing = count - from_free
         woken = [b for b in shared if refs[b] == 0] if shared else []
+        if woken and any(self._hash_of[b] is None for b in woken):
+            raise InvariantError(f"one of the blocks {woken} is free, so it cannot be shared")
         if missing > evictable.size - len(woken):
             return None
         taken = free[len(free) - from_free :]
@@ -173,8 +175,6 @@ class BlockPool:
         taken += evicted
         if len(taken) != count or any(map(refs.__getitem__, taken)):
             raise InvariantError(f"the free list or the eviction order is broken: asked for {count}, found {taken}")
-        if woken and any(self._hash_of[b] is None for b in woken):
-            raise InvariantError(f"one of the blocks {woken} is free, so it cannot be shared")
         if from_free:
             del free[len(free) - from_free :]
         if evicted:
