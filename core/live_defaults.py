@@ -23,6 +23,7 @@ from core.errors import ConfigError
 from core.factory import create_engine
 from core.live import LiveEngine
 from core.load_spec import LoadSpec
+from core.snapshot import RooflineCeilings
 
 FIRST_RATE_PER_S = 0.7
 
@@ -32,6 +33,16 @@ _KEEP_STEPS = 20_000
 def build_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine:
     """The engine factory of the dashboard."""
     return create_engine(config, on_progress=progress)
+
+
+def measure_ceilings(engine: Engine) -> RooflineCeilings | None:
+    """Ceilings of the machine, measured where the model runs; None for an executor that runs none."""
+    executor: Any = engine.executor
+    if hasattr(executor, "call"):
+        found = executor.call("measure_ceilings")
+    else:
+        found = executor.measure_ceilings() if hasattr(executor, "measure_ceilings") else None
+    return found if isinstance(found, RooflineCeilings) else None
 
 
 def config_from_environment(environment: Mapping[str, str]) -> EngineConfig:
@@ -61,6 +72,7 @@ def live_from_environment(config: EngineConfig | None, options: Mapping[str, Any
     environment = os.environ
     settings: dict[str, Any] = {
         "engine_factory": build_engine,
+        "probe": measure_ceilings,
         "lease": Lease(token=environment.get("BATCHSCOPE_CONTROL_TOKEN") or None),
         "paused": environment.get("BATCHSCOPE_PAUSED") == "1",
         **options,

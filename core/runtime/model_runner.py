@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from core.clock import Clock
+from core.clock import Clock, WallClock
 from core.config import CacheConfig
 from core.errors import ConfigError, ExecutorError
 from core.executor import ExecutorInfo
@@ -22,8 +22,10 @@ from core.outputs import ModelRunnerOutput, SchedulerOutput, StepTiming, TopLogp
 from core.runtime.backend import Backend, KVCache, ModelWeights
 from core.runtime.input_batch import InputBatch, PlannedStep
 from core.runtime.model import DecoderModel
+from core.runtime.probe import measure_ceilings
 from core.runtime.sampler import Sampler, SamplingBatch
 from core.runtime.weights import weight_bytes
+from core.snapshot import RooflineCeilings
 
 
 class ModelRunner:
@@ -110,6 +112,10 @@ class ModelRunner:
         done = self._clock.now()
         timing = StepTiming(prepared - began, forwarded - prepared, done - forwarded)
         return ModelRunnerOutput(scheduler_output.step, sampled, timing, logprobs)
+
+    def measure_ceilings(self) -> RooflineCeilings:
+        """Peak and bandwidths of the device that this runner uses, measured now; see `core.runtime.probe`."""
+        return measure_ceilings(self._dtype, self._device, _device_label(self._device), WallClock())
 
     def resize(self, num_blocks: int, block_size: int, num_swap_blocks: int) -> None:
         """Replace the pool and forget every request; see `Executor`.

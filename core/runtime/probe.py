@@ -1,0 +1,101 @@
+"""The ceilings of this machine, measured where the model runs: peak FLOP/s, memory and cache bandwidth.
+
+    peak   best rate of a square matrix product, 2 n^3 operations, at the compute dtype or at float32, whichever
+           is higher: kernels may widen bfloat16 weights to float32 and use that unit
+    DRAM   best rate of reading an array many times larger than the last-level cache
+    cache  best rate of reading an array of a quarter of the last-level cache, again and again
+
+Best of several repeats: a ceiling is what the machine can do, not what it does beside other work. About a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from core.clock import Clock
+from core.snapshot import RooflineCeilings
+
+REPEATS = 6
+PRODUCT_SIZE = 1024
+GPU_PRODUCT_SIZE = 8192
+SMALL_PRODUCT_SIZE = 256
+LEAST_DRAM_BYTES = 256 * 2**20
+GPU_DRAM_BYTES = 2 * 2**30
+_CACHE_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+def last_level_cache_bytes(folder: Path = _CACHE_FOLDER) -> int:
+    """Size of the largest cache that the system tells of, bytes; 0 where it tells nothing."""
+    sizes = [0]
+    for entry in folder.glob("index*/size"):
+        text = entry.read_text().strip()
+        unit = {"K": 2**10, "M": 2**20}.get(text[-1:].upper(), 1)
+        digits = text[:-1] if unit > 1 else text
+        if digits.isdigit():
+            sizes.append(int(digits) * unit)
+    return max(sizes)
+
+
+def _best_s(run: Callable[[], object], clock: Clock, device: torch.device) -> float:
+    """Shortest of several timed runs, s; the first one only warms up."""
+    times = []
+    for _ in range(REPEATS + 1):
+        start = clock.now()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(clock.now() - start)
+    return max(min(times[1:]), 1e-9)
+
+
+def product_flops(size: int, dtype: torch.dtype, device: torch.device, clock: Clock) -> float:
+    """Rate of a size^3 product, FLOP/s."""
+    a = torch.full((size, size), 0.5, dtype=dtype, device=device)
+    b = torch.full((size, size), 0.25, dtype=dtype, device=device)
+    out = torch.empty_like(a)
+    return 2.0 * size**3 / _best_s(lambda: torch.mm(a, b, out=out), clock, device)
+
+
+def read_bytes_per_s(num_bytes: int, device: torch.device, clock: Clock, passes: int = 1) -> float:
+    """Rate of reading an array of `num_bytes`, bytes/s; `passes` runs of it are timed together."""
+    array = torch.ones(max(num_bytes // 4, 1), dtype=torch.float32, device=device)
+
+    def run() -> None:
+        for _ in range(passes):
+            array.sum()
+
+    return passes * array.numel() * 4 / _best_s(run, clock, device)
+
+
+def measure_ceilings(dtype: torch.dtype, device: torch.device, label: str, clock: Clock) -> RooflineCeilings:
+    """Measure both ceilings on `device`.
+
+    Args:
+        dtype: compute dtype of the model.
+        label: the device's name for people.
+        clock: a clock that moves with wall time.
+    """
+    with torch.inference_mode():
+        if device.type == "cuda":
+            peak = product_flops(GPU_PRODUCT_SIZE, dtype, device, clock)
+            dram = read_bytes_per_s(GPU_DRAM_BYTES, device, clock)
+            return RooflineCeilings(label, peak, dram, None, GPU_DRAM_BYTES, str(dtype).removeprefix("torch."))
+        peak = product_flops(PRODUCT_SIZE, torch.float32, device, clock)
+        if dtype is not torch.float32 and product_flops(SMALL_PRODUCT_SIZE, dtype, device, clock) > peak / 4:
+            peak = max(peak, product_flops(PRODUCT_SIZE, dtype, device, clock))
+        cache_bytes = last_level_cache_bytes()
+        dram_bytes = max(8 * cache_bytes, LEAST_DRAM_BYTES)
+        dram = read_bytes_per_s(dram_bytes, device, clock)
+        cache = read_bytes_per_s(cache_bytes // 4, device, clock, passes=16) if cache_bytes else None
+    return RooflineCeilings(
+        device=label,
+        peak_flops=peak,
+        dram_bytes_per_s=dram,
+        cache_bytes_per_s=None if cache is None else max(cache, dram),
+        working_set_bytes=dram_bytes,
+        dtype=str(dtype).removeprefix("torch."),
+        cache_bytes=float(cache_bytes),
+    )
