@@ -117,7 +117,7 @@ def test_greedy_tokens_equal_the_reference_up_to_printed_ties(
                 assert gap <= GAP
                 ties += 1
     print(f"{backend}: {ties} of {len(outputs) * num_tokens} tokens were ties")
-    assert ties <= 0.05 * len(outputs) * num_tokens
+    assert ties <= 4 + 0.05 * len(outputs) * num_tokens, "more than rounding: seen are 12 or 13 in 512"
     assert "Paris" in tokenizer.decode(outputs[0])
 
 
