@@ -1,133 +1,119 @@
 """Attention straight over the block table, for decode tokens and prompt chunks alike.
 
-    item = (row, up to ITEM_ROWS query vectors of one KV head's group)     one pass over the row's blocks in segments:
+    unit = (item, some KV heads);  item = (row, up to ITEM_ROWS / heads query tokens);  segment by segment of the context:
       16 key rows -> transpose -> panel      scores[rows, 16] = q * panel          (the register tile of the products)
       softmax of the segment, running maximum and sum (online softmax)
       out[rows, 16 columns] += p * value rows, in slot order
 
-A key or value is read once for all query heads of its group and all query tokens of the item. Segments start at
-multiples of SEGMENT of the context, whatever the chunking, and every sum runs in slot order, so a token's result is
-the same bits whether it is computed alone, in a batch, or inside a chunk. Slots outside a row's context are never
-read: a short last panel is filled up with a row of zeros.
+A key or value is read once for all query heads of its group and all query tokens of the item, and a block's heads are
+fetched together because they lie together. Segments start at multiples of SEGMENT of the context, whatever the
+chunking, and every sum runs in slot order, so a token's result is the same bits whether it is computed alone, in a
+batch, or inside a chunk. Rows are reached through a list of addresses, so any block size runs at the same speed.
 """
 
 from __future__ import annotations
 
 import math
+
 import numpy as np
 
 from core.runtime.kernels.compiler import part
 from core.runtime.kernels.gemm import FLOAT_BYTES, PANEL, PANEL_BYTES
-from core.runtime.kernels.memory import load_f32, load_i32, store_f32, store_i64
-from core.runtime.kernels.microkernel import CONTINUE, MAX_ROWS, STORE, tile, tile_natural
-from core.runtime.kernels.vector import copy_bytes, exp_one, exp_sum, fill, mask_max, scale, transpose
+from core.runtime.kernels.memory import load_f32, load_i32, load_i64, store_f32, store_i64
+from core.runtime.kernels.microkernel import CONTINUE, MAX_ROWS, STORE, tile, tile_listed
+from core.runtime.kernels.vector import exp_one, exp_sum, fetch_rows, fill, mask_max, scale, transpose
 
 SEGMENT = 128
-ITEM_ROWS = 48
-SHORT_RUN = 8
-"""Value runs shorter than this are gathered first (small blocks); longer ones are read in place."""
-
+ITEM_ROWS = 144
 NO_SCORE = np.float32(-math.inf)
 
 
 def scratch_bytes(head_dim: int) -> int:
-    """Bytes that one thread needs: q and out, scores, key panel, values, maxima and sums, row addresses, zeros."""
+    """Bytes that one thread needs: q and out, scores, a key panel, maxima and sums, row addresses."""
     queries = 2 * ITEM_ROWS * head_dim * FLOAT_BYTES
     scores = ITEM_ROWS * SEGMENT * FLOAT_BYTES
-    tiles = 2 * PANEL * head_dim * FLOAT_BYTES
-    return queries + scores + tiles + 2 * ITEM_ROWS * FLOAT_BYTES + PANEL * 8 + head_dim * FLOAT_BYTES
+    return queries + scores + PANEL * head_dim * FLOAT_BYTES + 2 * ITEM_ROWS * FLOAT_BYTES + SEGMENT * 8
 
 
 @part
-def slot_address(base: int, table: int, position: int, block_size: int, block_bytes: int, row_bytes: int) -> int:
-    """Address of one key or value row; `base` is the layer's cache at the wanted head."""
-    block = load_i32(table + 4 * (position // block_size))
-    return base + block * block_bytes + (position % block_size) * row_bytes
+def _list_rows(addresses: int, cache: int, table: int, first: int, count: int, block_size: int, block_bytes: int,
+               row_bytes: int) -> None:  # fmt: skip
+    """Addresses of the rows of slots first .. first + count; the last one is repeated to fill the last panel."""
+    index, offset = first // block_size, first % block_size
+    place = cache + load_i32(table + 4 * index) * block_bytes + offset * row_bytes
+    for s in range(count):
+        store_i64(addresses + 8 * s, place)
+        place += row_bytes
+        offset += 1
+        if offset == block_size and s + 1 < count:
+            index, offset = index + 1, 0
+            place = cache + load_i32(table + 4 * index) * block_bytes
+    last = load_i64(addresses + 8 * (count - 1))
+    for s in range(count, (count + PANEL - 1) // PANEL * PANEL):
+        store_i64(addresses + 8 * s, last)
 
 
 @part
-def _tiles(fns: int, natural: bool, rows: int, x: int, ldx: int, w: int, k_bytes: int, k: int, out: int, ldo: int,
-           mode: int) -> None:  # fmt: skip
-    row = 0
-    while row < rows:
-        m = min(MAX_ROWS, rows - row)
-        source, target = x + row * ldx * FLOAT_BYTES, out + row * ldo * FLOAT_BYTES
-        if natural:
-            tile_natural(fns, m - 1, source, ldx, w, 0, k_bytes, k, target, ldo, mode, w, 0)
-        else:
-            tile(fns, m - 1, source, ldx, w, 0, k_bytes, k, target, ldo, mode, w, 0)
-        row += m
+def _score_segment(fns: int, rows: int, kv_heads: int, head_dim: int, query: int, scores: int, panel: int, addresses: int,
+                   values_shift: int, count: int, head_bytes: int, row_bytes: int) -> None:  # fmt: skip
+    """scores[kv_heads * rows, count] = q k^T, 16 slots at a time; the next keys and these values are fetched meanwhile."""
+    fetch_rows(fns, addresses, min(count, PANEL), 0, row_bytes, kv_heads, head_bytes)
+    for start in range(0, count, PANEL):
+        here = addresses + 8 * start
+        left = count - start - PANEL
+        for head in range(kv_heads):
+            if left > 0:
+                fetch_rows(fns, here + 8 * PANEL, min(left, PANEL), head * head_bytes, row_bytes, 1, 0)
+            transpose(fns, here, head * head_bytes, row_bytes // 4, panel)
+            fetch_rows(fns, here, min(count - start, PANEL), values_shift + head * head_bytes, row_bytes, 1, 0)
+            row = 0
+            while row < rows:
+                m = min(MAX_ROWS, rows - row)
+                line = head * rows + row
+                target = scores + (line * SEGMENT + start) * FLOAT_BYTES
+                source = query + line * head_dim * FLOAT_BYTES
+                tile(fns, m - 1, source, head_dim, panel, 0, PANEL_BYTES, head_dim, target, SEGMENT, STORE, panel, 0)
+                row += m
 
 
 @part
-def _score_segment(fns: int, rows: int, head_dim: int, query: int, scores: int, panel: int, addresses: int, zeros: int,
-                   keys: int, table: int, first: int, count: int, block_size: int, block_bytes: int,
-                   row_bytes: int) -> None:  # fmt: skip
-    """scores[rows, count] = q k^T for the slots first .. first + count, 16 at a time."""
-    start = 0
-    while start < count:
-        for s in range(PANEL):
-            address = zeros
-            if start + s < count:
-                address = slot_address(keys, table, first + start + s, block_size, block_bytes, row_bytes)
-            store_i64(addresses + 8 * s, address)
-        transpose(fns, addresses, row_bytes // 4, panel)
-        target = scores + start * FLOAT_BYTES
-        _tiles(fns, False, rows, query, head_dim, panel, PANEL_BYTES, head_dim, target, SEGMENT, STORE)
-        start += PANEL
-
-
-@part
-def _weigh_segment(fns: int, rows: int, head_dim: int, scores: int, out: int, gathered: int, values: int, table: int,
-                   first: int, count: int, block_size: int, block_bytes: int, row_bytes: int) -> None:  # fmt: skip
-    """out[rows, head_dim] += p v for the slots first .. first + count, in slot order."""
-    element = row_bytes // head_dim
-    done = 0
-    while done < count:
-        position = first + done
-        run = min(count - done, block_size - position % block_size)
-        source = slot_address(values, table, position, block_size, block_bytes, row_bytes)
-        if run < SHORT_RUN:
-            run = min(count - done, PANEL)
-            for s in range(run):
-                address = slot_address(values, table, position + s, block_size, block_bytes, row_bytes)
-                copy_bytes(fns, address, gathered + s * row_bytes, row_bytes)
-            source = gathered
-        weights = scores + done * FLOAT_BYTES
+def _weigh_segment(fns: int, rows: int, kv_heads: int, head_dim: int, scores: int, out: int, addresses: int, shift: int,
+                   count: int, head_bytes: int, element: int) -> None:  # fmt: skip
+    """out[kv_heads * rows, head_dim] += p v over `count` listed rows, in slot order."""
+    for head in range(kv_heads):
         for column in range(0, head_dim, PANEL):
-            _tiles(fns, True, rows, weights, SEGMENT, source + column * element, row_bytes, run,
-                   out + column * FLOAT_BYTES, head_dim, CONTINUE)  # fmt: skip
-        done += run
+            values = shift + head * head_bytes + column * element
+            row = 0
+            while row < rows:
+                m = min(MAX_ROWS, rows - row)
+                line = head * rows + row
+                source = scores + line * SEGMENT * FLOAT_BYTES
+                target = out + (line * head_dim + column) * FLOAT_BYTES
+                tile_listed(fns, m - 1, source, SEGMENT, addresses, values, count, target, head_dim, CONTINUE)
+                row += m
 
 
 @part
-def _softmax_segment(fns: int, rows: int, group: int, head_dim: int, scores: int, out: int, maxima: int, sums: int, first: int, count: int,
-                     positions: int, window: int) -> None:  # fmt: skip
-    """Scores of a segment to weights, in place; earlier sums are rescaled to the new maximum.
-
-    The query token at position p sees the slots (p - window, p], or [0, p] without a window.
-    """
+def _softmax_row(fns: int, line: int, out: int, head_dim: int, maximum: int, total: int, count: int, low: int,
+                 high: int) -> None:  # fmt: skip
+    """Scores of one row to weights, in place, slots outside [low, high) to 0; earlier sums go over to the new maximum."""
     padded = (count + PANEL - 1) // PANEL * PANEL
-    for row in range(rows):
-        position = load_i32(positions + 4 * (row // group))
-        low = position + 1 - window if window > 0 else 0
-        line = scores + row * SEGMENT * FLOAT_BYTES
-        before = load_f32(maxima + 4 * row)
-        largest = mask_max(fns, line, padded, low - first, min(count, position + 1 - first))
-        if largest < before:
-            largest = before
-        total = np.float32(0.0)
-        if largest > NO_SCORE:
-            total = exp_sum(fns, line, padded, largest)
-        else:  # nothing seen yet (below the window): weights of zero, not exp(-inf + inf)
-            fill(fns, line, padded, np.float32(0.0))
-        if before > NO_SCORE:
-            shrink = exp_one(fns, before - largest)
-            if largest > before:
-                scale(fns, out + row * head_dim * FLOAT_BYTES, out + row * head_dim * FLOAT_BYTES, head_dim, shrink)
-            total += load_f32(sums + 4 * row) * shrink
-        store_f32(maxima + 4 * row, largest)
-        store_f32(sums + 4 * row, total)
+    before = load_f32(maximum)
+    largest = mask_max(fns, line, padded, low, high)
+    if largest < before:
+        largest = before
+    weight = np.float32(0.0)
+    if largest > NO_SCORE:
+        weight = exp_sum(fns, line, padded, largest)
+    else:  # nothing seen yet (all below the window): weights of zero, not exp(-inf + inf)
+        fill(fns, line, padded, np.float32(0.0))
+    if before > NO_SCORE:
+        shrink = exp_one(fns, before - largest)
+        if largest > before:
+            scale(fns, out, out, head_dim, shrink)
+        weight += load_f32(total) * shrink
+    store_f32(maximum, largest)
+    store_f32(total, weight)
 
 
 @part
@@ -143,45 +129,53 @@ def _visible_range(positions: int, tokens: int, window: int) -> tuple[int, int]:
 
 
 @part
-def attend(fns: int, query: int, query_stride: int, positions: int, tokens: int, group: int, head_dim: int, keys: int,
-           values: int, table: int, block_size: int, block_bytes: int, row_bytes: int, context: int, window: int,
-           factor: float, result: int, result_stride: int, scratch: int) -> None:  # fmt: skip
-    """One item: `tokens` query tokens of one row and all query heads of one KV head; tokens * group <= ITEM_ROWS.
+def attend(fns: int, query: int, query_stride: int, positions: int, tokens: int, kv_heads: int, group: int, head_dim: int,
+           keys: int, values: int, table: int, block_size: int, block_bytes: int, head_bytes: int, row_bytes: int,
+           context: int, window: int, factor: float, result: int, result_stride: int, scratch: int) -> None:  # fmt: skip
+    """One unit: `tokens` query tokens of one row, `kv_heads` neighbouring KV heads; tokens * heads <= ITEM_ROWS.
 
-    query, result: the group's first head at the item's first token; strides in floats from token to token.
-    keys, values: the layer's cache at this KV head; block_bytes from block to block, row_bytes from slot to slot.
+    query, result: the first head at the item's first token; strides in floats from token to token. A token at
+    position p sees the slots (p - window, p], or [0, p] without a window.
+    keys, values: the layer's cache at the first KV head; strides from block to block, head to head, slot to slot.
     context: 0, or slots that are read whether seen or not, as a padded batch does; what nobody sees is thrown away.
     """
-    rows = tokens * group
+    rows, width = tokens * group, group * head_dim
+    total_rows = rows * kv_heads
     q = scratch
     out = q + ITEM_ROWS * head_dim * FLOAT_BYTES
     scores = out + ITEM_ROWS * head_dim * FLOAT_BYTES
     panel = scores + ITEM_ROWS * SEGMENT * FLOAT_BYTES
-    gathered = panel + PANEL * head_dim * FLOAT_BYTES
-    maxima = gathered + PANEL * head_dim * FLOAT_BYTES
+    maxima = panel + PANEL * head_dim * FLOAT_BYTES
     sums = maxima + ITEM_ROWS * FLOAT_BYTES
     addresses = sums + ITEM_ROWS * FLOAT_BYTES
-    zeros = addresses + PANEL * 8
-    for t in range(tokens):
-        scale(fns, query + t * query_stride * FLOAT_BYTES, q + t * group * head_dim * FLOAT_BYTES, group * head_dim, factor)
-    fill(fns, out, rows * head_dim, np.float32(0.0))
+    for head in range(kv_heads):
+        for t in range(tokens):
+            source = query + (t * query_stride + head * width) * FLOAT_BYTES
+            scale(fns, source, q + (head * rows + t * group) * head_dim * FLOAT_BYTES, width, factor)
+    fill(fns, out, total_rows * head_dim, np.float32(0.0))
     fill(fns, maxima, ITEM_ROWS, NO_SCORE)
     fill(fns, sums, ITEM_ROWS, np.float32(0.0))
     low, high = _visible_range(positions, tokens, window)
+    shift = values - keys
     first = 0 if context > 0 else low // SEGMENT * SEGMENT
     while first < max(high, context):
         count = min(SEGMENT, max(high, context) - first)
-        _score_segment(fns, rows, head_dim, q, scores, panel, addresses, zeros, keys, table, first, count, block_size,
-                       block_bytes, row_bytes)  # fmt: skip
         seen = max(0, min(high, first + count) - first)
+        _list_rows(addresses, keys, table, first, count, block_size, block_bytes, row_bytes)
+        _score_segment(fns, rows, kv_heads, head_dim, q, scores, panel, addresses, shift, count, head_bytes, row_bytes)
         if seen > 0:
-            _softmax_segment(fns, rows, group, head_dim, scores, out, maxima, sums, first, count, positions, window)
-            _weigh_segment(fns, rows, head_dim, scores, out, gathered, values, table, first, seen, block_size, block_bytes,
-                           row_bytes)  # fmt: skip
+            for line in range(total_rows):
+                end = load_i32(positions + 4 * (line % rows // group)) + 1 - first
+                start = end - window if window > 0 else 0
+                _softmax_row(fns, scores + line * SEGMENT * FLOAT_BYTES, out + line * head_dim * FLOAT_BYTES, head_dim,
+                             maxima + 4 * line, sums + 4 * line, count, start, min(count, end))  # fmt: skip
+            _weigh_segment(fns, rows, kv_heads, head_dim, scores, out, addresses, shift, seen, head_bytes,
+                           row_bytes // head_dim)  # fmt: skip
         if seen < count:  # perhaps never written: real work, thrown away into q, which no later segment needs
-            _weigh_segment(fns, rows, head_dim, scores, q, gathered, values, table, first + seen, count - seen, block_size,
-                           block_bytes, row_bytes)  # fmt: skip
+            _weigh_segment(fns, rows, kv_heads, head_dim, scores, q, addresses + 8 * seen, shift, count - seen, head_bytes,
+                           row_bytes // head_dim)  # fmt: skip
         first += SEGMENT
-    for row in range(rows):
-        target = result + ((row // group) * result_stride + (row % group) * head_dim) * FLOAT_BYTES
-        scale(fns, out + row * head_dim * FLOAT_BYTES, target, head_dim, np.float32(1.0) / load_f32(sums + 4 * row))
+    for line in range(total_rows):
+        head, row = line // rows, line % rows
+        target = result + ((row // group) * result_stride + head * width + (row % group) * head_dim) * FLOAT_BYTES
+        scale(fns, out + line * head_dim * FLOAT_BYTES, target, head_dim, np.float32(1.0) / load_f32(sums + 4 * line))

@@ -1,6 +1,6 @@
 """Activations of a step and the part of its description that changes from step to step.
 
-    items: (row, first token, tokens) with tokens * group <= ITEM_ROWS, long contexts first so that threads end together
+items: (row, first token, tokens) with tokens * heads <= ITEM_ROWS, long contexts first so that threads end together
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from core.runtime.kernels.pack import padded
 Int32 = npt.NDArray[np.int32]
 
 
-def attention_items(batch: StepBatch, group: int) -> tuple[Int32, Int32, Int32]:
+def attention_items(batch: StepBatch, heads: int) -> tuple[Int32, Int32, Int32]:
     """Split the batch into attention items: (row, first token, number of tokens), most work first."""
     counts = np.diff(batch.query_start)
-    most = ITEM_ROWS // group
+    most = max(ITEM_ROWS // heads, 1)
     pieces = -(-counts // most)
     if len(counts) == 0 or pieces.max() <= 1:
         order = np.argsort(-batch.context_lens.astype(np.int64) * counts, kind="stable").astype(np.int32)
         return order, batch.query_start[:-1][order], counts[order].astype(np.int32)
-    rows = np.repeat(np.arange(len(counts), dtype=np.int32), pieces)
+    rows = np.repeat(np.arange(len(counts)), pieces)
     piece = np.arange(len(rows)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     first = batch.query_start[:-1][rows] + piece * most
     tokens = np.minimum(counts[rows] - piece * most, most)
-    order = np.argsort(-(batch.context_lens[rows].astype(np.int64) * tokens), kind="stable")
-    return rows[order], first[order].astype(np.int32), tokens[order].astype(np.int32)
+    by_work = np.argsort(-(batch.context_lens[rows].astype(np.int64) * tokens), kind="stable")
+    return rows[by_work].astype(np.int32), first[by_work].astype(np.int32), tokens[by_work].astype(np.int32)
 
 
 class StepBuffers:
@@ -69,7 +69,7 @@ class StepBuffers:
 
     def write_batch(self, description: npt.NDArray[np.int64], batch: StepBatch) -> None:
         """Write counts and addresses of the batch's arrays; they are kept alive until the next step."""
-        rows, first, tokens = attention_items(batch, self._spec.num_heads // self._spec.num_kv_heads)
+        rows, first, tokens = attention_items(batch, self._spec.num_heads)
         arrays: dict[Word, npt.NDArray[np.generic]] = {
             Word.TOKEN_IDS: np.ascontiguousarray(batch.token_ids, np.int32),
             Word.POSITIONS: np.ascontiguousarray(batch.positions, np.int32),
@@ -86,6 +86,9 @@ class StepBuffers:
         description[Word.TOKENS] = batch.num_tokens
         description[Word.TABLE_BYTES] = arrays[Word.BLOCK_TABLES].strides[0]
         description[Word.ITEMS] = len(rows)
+        # all KV heads of a block lie together in memory, so they are read together unless threads would go without work
+        enough = len(rows) >= 4 * description[Word.THREADS]
+        description[Word.HEADS_A_UNIT] = self._spec.num_kv_heads if enough else 1
         description[Word.LOGITS_COUNT] = len(batch.logits_indices)
         description[Word.READ_ALL] = int(batch.padded)
         self._held = tuple(arrays.values())

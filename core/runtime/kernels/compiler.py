@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,8 +49,9 @@ def cache_folder() -> Path:
 @contextmanager
 def _numba_cache_in(folder: Path) -> Iterator[None]:
     """Numba reads its cache folder while it decorates; other users of Numba in this process keep theirs."""
-    import numba.core.config as numba_config
+    import numba.core.config
 
+    numba_config: Any = numba.core.config
     before = numba_config.CACHE_DIR
     numba_config.CACHE_DIR = str(folder)
     try:
@@ -63,9 +64,9 @@ def part(function: F) -> F:
     """A piece of a jitted function: compiled with its caller, not callable from Python (that halves its compile time)."""
     import numba
 
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
-    compiled: F = numba.njit(**options)(function)
-    return compiled
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+    compiled: Any = numba.njit(**options)(function)
+    return cast(F, compiled)
 
 
 def jit(function: F) -> F:
@@ -73,8 +74,8 @@ def jit(function: F) -> F:
     import numba
 
     with _numba_cache_in(cache_folder()):
-        compiled: F = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
-    return compiled
+        compiled: Any = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    return cast(F, compiled)
 
 
 def step_function(function: Callable[[int, int], None]) -> Any:
@@ -82,4 +83,4 @@ def step_function(function: Callable[[int, int], None]) -> Any:
     import numba
 
     with _numba_cache_in(cache_folder()):
-        return numba.cfunc("void(int64, int64)", nopython=True, cache=True, error_model="numpy")(function)
+        return numba.cfunc("void(int64, int64)", cache=True, error_model="numpy")(function)

@@ -44,7 +44,7 @@ class Emitter:
         self.function = function
         self.b = ir.IRBuilder(function.append_basic_block("entry"))
 
-    def int(self, value: int) -> Any:
+    def const(self, value: int) -> Any:
         return ir.Constant(I64, value)
 
     def vector(self, value: float) -> Any:
@@ -54,10 +54,10 @@ class Emitter:
         return ir.Constant(VI, [value] * LANES)
 
     def add(self, a: Any, b: Any) -> Any:
-        return self.b.add(a, self.int(b) if isinstance(b, int) else b)
+        return self.b.add(a, self.const(b) if isinstance(b, int) else b)
 
     def mul(self, a: Any, b: Any) -> Any:
-        return self.b.mul(a, self.int(b) if isinstance(b, int) else b)
+        return self.b.mul(a, self.const(b) if isinstance(b, int) else b)
 
     def at(self, address: Any, kind: Any) -> Any:
         return self.b.inttoptr(address, kind.as_pointer())
@@ -98,10 +98,10 @@ class Emitter:
         width = LANES
         while width > 1:
             width //= 2
-            undefined = ir.Constant(vector.type, ir.Undefined)
-            pick = lambda start: ir.Constant(ir.VectorType(I32, width), list(range(start, start + width)))  # noqa: B023, E731
-            low = self.b.shuffle_vector(vector, undefined, pick(0))
-            vector = combine(low, self.b.shuffle_vector(vector, undefined, pick(width)))
+            undefined, order = ir.Constant(vector.type, ir.Undefined), ir.VectorType(I32, width)
+            low = self.b.shuffle_vector(vector, undefined, ir.Constant(order, list(range(width))))
+            high = self.b.shuffle_vector(vector, undefined, ir.Constant(order, list(range(width, 2 * width))))
+            vector = combine(low, high)
         return self.b.extract_element(vector, ir.Constant(I32, 0))
 
     def loop(self, end: Any, step: int, carried: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
@@ -111,7 +111,7 @@ class Emitter:
         self.b.branch(head)
         self.b.position_at_end(head)
         index = self.b.phi(I64)
-        index.add_incoming(self.int(0), before)
+        index.add_incoming(self.const(0), before)
         state = []
         for value in carried:
             phi = self.b.phi(value.type)

@@ -121,13 +121,13 @@ class FastPath:
         d[Word.GATE_UP_PAIRS], d[Word.GATE_UP_PANEL_BYTES] = gate_up.panels // 2, gate_up.panel_bytes
         for column, address in {
             LayerWord.QKV: qkv.address,
-            LayerWord.O: o.address,
+            LayerWord.OUTPUT: o.address,
             LayerWord.GATE_UP: gate_up.address,
             LayerWord.DOWN: down.address,
             LayerWord.INPUT_NORM: self._float32(layer.input_norm),
             LayerWord.POST_NORM: self._float32(layer.post_norm),
             LayerWord.QKV_BIAS: self._float32(layer.qkv.bias),
-            LayerWord.O_BIAS: self._float32(layer.o.bias),
+            LayerWord.OUTPUT_BIAS: self._float32(layer.o.bias),
             LayerWord.Q_NORM: self._float32(layer.q_norm),
             LayerWord.K_NORM: self._float32(layer.k_norm),
         }.items():

@@ -15,6 +15,10 @@ from core.runtime.kernels.microkernel import MAX_ROWS, STORE, tile, tile_1x4, ti
 from core.runtime.kernels.vector import silu_mul
 
 GRAIN = 4
+GATED_ROWS = 96
+GATED_FLOATS = GATED_ROWS * 32
+"""Rows whose gate and up columns wait in scratch for the activation; small enough for the first cache level."""
+
 FLOAT_BYTES = 4
 PANEL = 16
 PANEL_BYTES = PANEL * FLOAT_BYTES
@@ -83,21 +87,32 @@ def gemm(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int
 
 
 @part
+def _activate(fns: int, scratch: int, stride: int, rows: int, pairs: int, out: int, ldo: int) -> None:
+    """out = silu(gate) * up for pairs of 16 columns."""
+    for row in range(rows):
+        for pair in range(pairs):
+            gate = scratch + (row * stride + pair * 2 * PANEL) * FLOAT_BYTES
+            silu_mul(fns, gate, gate + PANEL_BYTES, out + row * ldo * FLOAT_BYTES + pair * PANEL_BYTES, PANEL)
+
+
+@part
 def gemm_silu_mul(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, pairs: int, out: int, ldo: int,
                   scratch: int, counter: int, threads: int) -> None:  # fmt: skip
-    """out = silu(gate) * up, the panels of W alternating gate and up; scratch holds MAX_ROWS * 32 floats a thread."""
-    while True:
-        start, count = _take(counter, pairs, threads)
-        if count == 0:
-            return
-        for pair in range(start, start + count):
-            row = 0
-            while row < rows:
-                m = rows_of_tile(rows - row)
-                source = x + row * ldx * FLOAT_BYTES
-                _run_panels(fns, source, ldx, m, w + 2 * pair * panel_bytes, panel_bytes, k, 2, scratch, 2 * PANEL, STORE, w)
-                for r in range(m):
-                    gate = scratch + r * 2 * PANEL_BYTES
-                    target = out + (row + r) * ldo * FLOAT_BYTES + pair * PANEL_BYTES
-                    silu_mul(fns, gate, gate + PANEL_BYTES, target, PANEL)
-                row += m
+    """out = silu(gate) * up, the panels of W alternating gate and up; scratch holds GATED_FLOATS floats a thread."""
+    start, count = _take(counter, pairs, threads)
+    while count != 0:
+        next_start, next_count = _take(counter, pairs, threads)
+        if rows <= 2:
+            here = w + 2 * start * panel_bytes
+            _run_panels(fns, x, ldx, rows, here, panel_bytes, k, 2 * count, scratch, 2 * GRAIN * PANEL, STORE, here)
+            _activate(fns, scratch, 2 * GRAIN * PANEL, rows, count, out + start * PANEL_BYTES, ldo)
+        else:
+            for pair in range(start, start + count):
+                here = w + 2 * pair * panel_bytes
+                following = here + 2 * panel_bytes if pair + 1 < start + count else w + 2 * next_start * panel_bytes
+                for row in range(0, rows, GATED_ROWS):
+                    m = min(GATED_ROWS, rows - row)
+                    source, target = x + row * ldx * FLOAT_BYTES, out + row * ldo * FLOAT_BYTES + pair * PANEL_BYTES
+                    _run_panels(fns, source, ldx, m, here, panel_bytes, k, 2, scratch, 2 * PANEL, STORE, following)
+                    _activate(fns, scratch, 2 * PANEL, m, 1, target, ldo)
+        start, count = next_start, next_count

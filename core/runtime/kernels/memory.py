@@ -70,13 +70,13 @@ def _yield_cpu(e: Emitter) -> Any:
 
 def _futex_wait(e: Emitter, address: Any, seen: Any) -> Any:
     """Sleep while the low 32 bits at `address` equal those of `seen`."""
-    zero = e.int(0)
-    return e.call("syscall", I64, e.int(_FUTEX_CALL), address, e.int(_WAIT_PRIVATE), seen, zero, zero, zero)
+    zero = e.const(0)
+    return e.call("syscall", I64, e.const(_FUTEX_CALL), address, e.const(_WAIT_PRIVATE), seen, zero, zero, zero)
 
 
 def _futex_wake(e: Emitter, address: Any, count: Any) -> Any:
-    zero = e.int(0)
-    return e.call("syscall", I64, e.int(_FUTEX_CALL), address, e.int(_WAKE_PRIVATE), count, zero, zero, zero)
+    zero = e.const(0)
+    return e.call("syscall", I64, e.const(_FUTEX_CALL), address, e.const(_WAKE_PRIVATE), count, zero, zero, zero)
 
 
 def _call_step(e: Emitter, function: Any, description: Any, thread: Any) -> None:

@@ -2,7 +2,7 @@
 
     panel of bfloat16    [K / 2][16 columns][2]   one 32-bit lane holds k (low half) and k + 1 of a column
     panel of float32     [K][16 columns]
-    natural bfloat16     rows of a V block: [K][head_dim], 16 columns taken at a time
+    listed rows          K rows of a cache wherever they lie: a list of addresses, 16 columns taken at a time
 
 Widening bfloat16 costs one shift for even k and one mask for odd k; both run beside the multiply-adds. Each output
 is ONE chain of fused multiply-adds over k = 0, 1, 2, ... whatever m and p are, so a row's result does not depend on
@@ -15,7 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from core.runtime.kernels.emit import FLOAT, LANES, VF, VI, Emitter, family, kernel
+from core.runtime.kernels.emit import FLOAT, I64, LANES, VF, VI, Emitter, family, kernel
 
 MAX_ROWS = 6
 
@@ -23,92 +23,116 @@ STORE, ADD, CONTINUE = 0, 1, 2
 """What becomes of `out`: overwritten, added to after the sum, or the start of the sum."""
 
 
-def _weights(e: Emitter, element: str, natural: bool, address: Any) -> tuple[Any, ...]:
+def _panel_weights(e: Emitter, element: str, address: Any) -> tuple[Any, ...]:
     """The next weights of one panel as float32: one vector for each k that the load covers."""
     if element == "f32":
         return (e.load(address),)
-    if natural:
-        return (e.widen_bf16(address),)
     raw = e.load(address, VI)
     even = e.b.bitcast(e.b.shl(raw, e.ints(16)), VF)
     odd = e.b.bitcast(e.b.and_(raw, e.ints(0xFFFF0000)), VF)
     return even, odd
 
 
-def _tile(rows: int, panels: int, natural: bool) -> Any:
-    def body(
-        e: Emitter,
-        element: str,
-        x: Any,
-        ldx: Any,
-        w: Any,
-        panel_bytes: Any,
-        k_bytes: Any,
-        k: Any,
-        out: Any,
-        ldo: Any,
-        mode: Any,
-        ahead: Any,
-        ahead_step: Any,
-    ) -> None:
-        b = e.b
-        cells = [(r, j) for r in range(rows) for j in range(panels)]
-        x_rows = [e.at(e.add(x, e.mul(ldx, 4 * r)), FLOAT) for r in range(rows)]
-        w_panels = [e.add(w, e.mul(panel_bytes, j)) for j in range(panels)]
-        targets = {(r, j): e.add(e.add(out, e.mul(ldo, 4 * r)), 4 * LANES * j) for r, j in cells}
+class _Tile:
+    """The sums of a tile: where they start, how they grow, where they go."""
+
+    def __init__(self, e: Emitter, rows: int, panels: int, x: Any, ldx: Any, out: Any, ldo: Any) -> None:
+        self.e, self.rows, self.panels = e, rows, panels
+        self.x = [e.at(e.add(x, e.mul(ldx, 4 * r)), FLOAT) for r in range(rows)]
+        self.targets = [e.add(e.add(out, e.mul(ldo, 4 * r)), 4 * LANES * j) for r in range(rows) for j in range(panels)]
+
+    def start(self, mode: Any) -> list[Any]:
+        """Zeros, or what `out` holds in mode CONTINUE."""
+        e, b = self.e, self.e.b
         entry = b.block
-        resume, ready, add, store = (e.function.append_basic_block(n) for n in ("resume", "ready", "add", "store"))
-        b.cbranch(b.icmp_signed("==", mode, e.int(CONTINUE)), resume, ready)
+        resume, ready = (e.function.append_basic_block(n) for n in ("resume", "ready"))
+        b.cbranch(b.icmp_signed("==", mode, e.const(CONTINUE)), resume, ready)
         b.position_at_end(resume)
-        old = [e.load(targets[c]) for c in cells]
+        old = [e.load(t) for t in self.targets]
         b.branch(ready)
         b.position_at_end(ready)
-        sums = []
-        for value in old:
-            phi = b.phi(VF)
-            phi.add_incoming(ir.Constant(VF, None), entry)
-            phi.add_incoming(value, resume)
-            sums.append(phi)
-        covered = 2 if element == "bf16" and not natural else 1
+        return [self._either((ir.Constant(VF, None), entry), (value, resume)) for value in old]
 
-        def advance(index: Any, state: list[Any]) -> list[Any]:
-            offset = e.mul(b.lshr(index, e.int(1)) if covered == 2 else index, k_bytes)
-            if not natural:
-                i = b.lshr(index, e.int(1)) if covered == 2 else index
-                e.prefetch(e.add(ahead, e.mul(i, ahead_step)))
-            loaded = [_weights(e, element, natural, e.add(panel, offset)) for panel in w_panels]
-            for s in range(covered):
-                for r in range(rows):
-                    value = e.splat(b.load(b.gep(x_rows[r], [e.add(index, s)]), align=4))
-                    for j in range(panels):
-                        cell = r * panels + j
-                        state[cell] = e.fma(value, loaded[j][s], state[cell])
-            return state
+    def grow(self, sums: list[Any], k: Any, weights: list[Any]) -> list[Any]:
+        """sums + x[:, k] weights."""
+        b = self.e.b
+        for r in range(self.rows):
+            value = self.e.splat(b.load(b.gep(self.x[r], [k]), align=4))
+            for j in range(self.panels):
+                cell = r * self.panels + j
+                sums[cell] = self.e.fma(value, weights[j], sums[cell])
+        return sums
 
-        sums = e.loop(k, covered, sums, advance)
+    def finish(self, sums: list[Any], mode: Any) -> None:
+        """Store, adding to `out` first in mode ADD."""
+        e, b = self.e, self.e.b
         finished = b.block
-        b.cbranch(b.icmp_signed("==", mode, e.int(ADD)), add, store)
+        add, store = (e.function.append_basic_block(n) for n in ("add", "store"))
+        b.cbranch(b.icmp_signed("==", mode, e.const(ADD)), add, store)
         b.position_at_end(add)
-        added = [b.fadd(e.load(targets[c]), s) for c, s in zip(cells, sums, strict=True)]
+        added = [b.fadd(e.load(t), s) for t, s in zip(self.targets, sums, strict=True)]
         b.branch(store)
         b.position_at_end(store)
-        final = []
-        for plain, more in zip(sums, added, strict=True):
-            phi = b.phi(VF)
-            phi.add_incoming(plain, finished)
-            phi.add_incoming(more, add)
-            final.append(phi)
-        for cell, value in zip(cells, final, strict=True):
-            e.store(value, targets[cell])
+        final = [self._either((plain, finished), (more, add)) for plain, more in zip(sums, added, strict=True)]
+        for target, value in zip(self.targets, final, strict=True):
+            e.store(value, target)
+
+    def _either(self, *incoming: tuple[Any, Any]) -> Any:
+        phi = self.e.b.phi(VF)
+        for value, block in incoming:
+            phi.add_incoming(value, block)
+        return phi
+
+
+def _packed(rows: int, panels: int) -> Any:
+    """Body of a tile over packed panels; meanwhile the line at ahead + i * ahead_step is fetched."""
+
+    def body(
+        e: Emitter, element: str, x: Any, ldx: Any, w: Any, panel_bytes: Any, k_bytes: Any, k: Any, out: Any, ldo: Any, mode: Any,
+        ahead: Any, ahead_step: Any,
+    ) -> None:  # fmt: skip
+        tile = _Tile(e, rows, panels, x, ldx, out, ldo)
+        starts = [e.add(w, e.mul(panel_bytes, j)) for j in range(panels)]
+        covered = 1 if element == "f32" else 2
+
+        def advance(index: Any, sums: list[Any]) -> list[Any]:
+            i = index if covered == 1 else e.b.lshr(index, e.const(1))
+            e.prefetch(e.add(ahead, e.mul(i, ahead_step)))
+            loaded = [_panel_weights(e, element, e.add(start, e.mul(i, k_bytes))) for start in starts]
+            for s in range(covered):
+                sums = tile.grow(sums, e.add(index, s), [w[s] for w in loaded])
+            return sums
+
+        tile.finish(e.loop(k, covered, tile.start(mode), advance), mode)
 
     return body
 
 
-tile = family("tile", "a" * 11, "v", [_tile(rows, 1, False) for rows in range(1, MAX_ROWS + 1)])
+def _listed(rows: int, panels: int) -> Any:
+    """Body of a tile over rows given by address: weight row k starts at list[k] + shift."""
+
+    def body(
+        e: Emitter, element: str, x: Any, ldx: Any, addresses: Any, shift: Any, k: Any, out: Any, ldo: Any, mode: Any
+    ) -> None:
+        tile = _Tile(e, rows, panels, x, ldx, out, ldo)
+        size = 4 if element == "f32" else 2
+
+        def advance(index: Any, sums: list[Any]) -> list[Any]:
+            row = e.add(e.load(e.add(addresses, e.mul(index, 8)), I64, 8), shift)
+            places = [e.add(row, LANES * size * j) for j in range(panels)]
+            return tile.grow(sums, index, [e.load(p) if size == 4 else e.widen_bf16(p) for p in places])
+
+        tile.finish(e.loop(k, 1, tile.start(mode), advance), mode)
+
+    return body
+
+
+tile = family("tile", "a" * 11, "v", [_packed(rows, 1) for rows in range(1, MAX_ROWS + 1)])
 """tile(table, rows - 1, x, ldx, w, panel_bytes, k_bytes, k, out, ldo, mode, ahead, ahead_step): one panel."""
 
-tile_1x4 = kernel("tile_1x4", "a" * 11, "v", _tile(1, 4, False))
-tile_2x2 = kernel("tile_2x2", "a" * 11, "v", _tile(2, 2, False))
+tile_1x4 = kernel("tile_1x4", "a" * 11, "v", _packed(1, 4))
+tile_2x2 = kernel("tile_2x2", "a" * 11, "v", _packed(2, 2))
 """One or two rows leave most registers free: several panels at once keep the multiply-adds busy."""
 
-tile_natural = family("tile_natural", "a" * 11, "v", [_tile(rows, 1, True) for rows in range(1, MAX_ROWS + 1)])
+tile_listed = family("tile_listed", "a" * 8, "v", [_listed(rows, 1) for rows in range(1, MAX_ROWS + 1)])
+"""tile_listed(table, rows - 1, x, ldx, addresses, shift, k, out, ldo, mode): 16 columns."""

@@ -86,29 +86,29 @@ def _rotate_and_write(fns: int, d: int, layer: int, thread: int) -> None:
 
 @part
 def _attend_items(fns: int, d: int, layer: int, thread: int, counter: int) -> None:
-    """Items times KV heads, taken one by one; the caller has put the long ones first."""
+    """Units (an item and HEADS_A_UNIT of its KV heads), taken one by one; the caller has put the long items first."""
     heads, kv_heads, head_dim = word(d, Word.HEADS), word(d, Word.KV_HEADS), word(d, Word.HEAD_DIM)
-    group = heads // kv_heads
+    group, stride = heads // kv_heads, word(d, Word.QKV_STRIDE)
     factor = load_f32(word(d, Word.EPSILON_AND_FACTOR) + 4)
     scratch = word(d, Word.SCRATCH) + thread * word(d, Word.SCRATCH_BYTES)
-    units = word(d, Word.ITEMS) * kv_heads
+    together = word(d, Word.HEADS_A_UNIT)
+    parts = (kv_heads + together - 1) // together
     while True:
         unit = fetch_add(counter, 1)
-        if unit >= units:
+        if unit >= word(d, Word.ITEMS) * parts:
             return
-        item, kv = unit // kv_heads, unit % kv_heads
+        item, kv = unit // parts, unit % parts * together
         row = load_i32(word(d, Word.ITEM_ROW) + 4 * item)
         first = load_i32(word(d, Word.ITEM_FIRST) + 4 * item)
         tokens = load_i32(word(d, Word.ITEM_TOKENS) + 4 * item)
         place = kv * group * head_dim * FLOAT_BYTES
         context = load_i32(word(d, Word.CONTEXT_LENS) + 4 * row) if word(d, Word.READ_ALL) != 0 else 0
         attend(
-            fns, word(d, Word.QKV) + first * word(d, Word.QKV_STRIDE) * FLOAT_BYTES + place, word(d, Word.QKV_STRIDE),
-            word(d, Word.POSITIONS) + 4 * first, tokens, group, head_dim,
-            word(layer, LayerWord.KEYS) + kv * word(d, Word.HEAD_BYTES),
+            fns, word(d, Word.QKV) + first * stride * FLOAT_BYTES + place, stride, word(d, Word.POSITIONS) + 4 * first, tokens,
+            min(together, kv_heads - kv), group, head_dim, word(layer, LayerWord.KEYS) + kv * word(d, Word.HEAD_BYTES),
             word(layer, LayerWord.VALUES) + kv * word(d, Word.HEAD_BYTES),
-            word(d, Word.BLOCK_TABLES) + row * word(d, Word.TABLE_BYTES), word(d, Word.BLOCK_SIZE),
-            word(d, Word.BLOCK_BYTES), word(d, Word.ROW_BYTES), context, word(d, Word.WINDOW), factor,
+            word(d, Word.BLOCK_TABLES) + row * word(d, Word.TABLE_BYTES), word(d, Word.BLOCK_SIZE), word(d, Word.BLOCK_BYTES),
+            word(d, Word.HEAD_BYTES), word(d, Word.ROW_BYTES), context, word(d, Word.WINDOW), factor,
             word(d, Word.ATTENDED) + first * heads * head_dim * FLOAT_BYTES + place, heads * head_dim, scratch,
         )  # fmt: skip
 
@@ -129,10 +129,10 @@ def _layer(fns: int, d: int, layer: int, thread: int, counters: int) -> None:
     barrier(control, threads)
     _attend_items(fns, d, layer, thread, counters + COUNTER_BYTES)
     barrier(control, threads)
-    gemm(fns, attended, q_size, tokens, word(layer, LayerWord.O), word(d, Word.O_PANEL_BYTES), q_size, word(d, Word.O_PANELS),
-         x, hidden, ADD, counters + 2 * COUNTER_BYTES, threads)  # fmt: skip
+    gemm(fns, attended, q_size, tokens, word(layer, LayerWord.OUTPUT), word(d, Word.O_PANEL_BYTES), q_size,
+         word(d, Word.O_PANELS), x, hidden, ADD, counters + 2 * COUNTER_BYTES, threads)  # fmt: skip
     barrier(control, threads)
-    _norm_rows(fns, d, thread, word(layer, LayerWord.POST_NORM), word(layer, LayerWord.O_BIAS))
+    _norm_rows(fns, d, thread, word(layer, LayerWord.POST_NORM), word(layer, LayerWord.OUTPUT_BIAS))
     barrier(control, threads)
     gemm_silu_mul(fns, normed, hidden, tokens, word(layer, LayerWord.GATE_UP), word(d, Word.GATE_UP_PANEL_BYTES), hidden,
                   word(d, Word.GATE_UP_PAIRS), activated, width, scratch, counters + 3 * COUNTER_BYTES, threads)  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from core.runtime.kernels.emit import FLOAT, I16, I32, LANES, VF, VI, Emitter, kernel
+from core.runtime.kernels.emit import FLOAT, I32, I64, LANES, VF, VI, Emitter, kernel
 
 _STEP = LANES
 _BYTES = 4 * LANES
@@ -166,8 +166,8 @@ def _silu_mul(e: Emitter, element: str, gate: Any, up: Any, out: Any, n: Any) ->
     e.loop(n, _STEP, [], step)
 
 
-def _transpose(e: Emitter, element: str, rows: Any, words: Any, out: Any) -> None:
-    """out[word][16] = word `word` of each of 16 rows whose addresses stand at `rows`; words is a multiple of 8.
+def _transpose(e: Emitter, element: str, rows: Any, shift: Any, words: Any, out: Any) -> None:
+    """out[word][16] = word `word` of 16 rows that start at rows[r] + shift; words is a multiple of 8.
 
     A key row of bfloat16 read as 32-bit words gives the pair layout of a packed panel without any conversion.
     """
@@ -176,7 +176,7 @@ def _transpose(e: Emitter, element: str, rows: Any, words: Any, out: Any) -> Non
     def shuffle(x: Any, y: Any, order: list[int]) -> Any:
         return b.shuffle_vector(x, y, ir.Constant(kind, order))
 
-    addresses = [e.load(e.add(rows, 8 * r), ir.IntType(64), 8) for r in range(LANES)]
+    addresses = [e.add(e.load(e.add(rows, 8 * r), I64, 8), shift) for r in range(LANES)]
 
     def step(i: Any, state: list[Any]) -> list[Any]:
         for part in range(2):
@@ -209,17 +209,46 @@ def _fill(e: Emitter, element: str, target: Any, n: Any, value: Any) -> None:
     e.loop(n, _STEP, [], put)
 
 
-def _copy_bytes(e: Emitter, element: str, source: Any, target: Any, n: Any) -> None:
-    """Move n bytes, a multiple of 32."""
-    kind = ir.VectorType(I16, 16)
+def _fetch_rows(e: Emitter, element: str, rows: Any, count: Any, shift: Any, n: Any, copies: Any, stride: Any) -> None:
+    """Ask for the lines of n bytes from rows[r] + shift on, and of `copies` such pieces that are `stride` apart."""
 
-    def move(i: Any, state: list[Any]) -> list[Any]:
-        e.store(e.load(e.add(source, i), kind, 2), e.add(target, i), align=2)
-        return state
+    def row(r: Any, state: list[Any]) -> list[Any]:
+        start = e.add(e.load(e.add(rows, e.mul(r, 8)), I64, 8), shift)
 
-    e.loop(n, 32, [], move)
+        def piece(c: Any, inner: list[Any]) -> list[Any]:
+            place = e.add(start, e.b.mul(c, stride))
+
+            def line(i: Any, innermost: list[Any]) -> list[Any]:
+                e.prefetch(e.add(place, i))
+                return innermost
+
+            return e.loop(n, 64, inner, line)
+
+        return e.loop(copies, 1, state, piece)
+
+    e.loop(count, 1, [], row)
 
 
+def _read(e: Emitter, element: str, address: Any, n: Any, streams: Any, sink: Any) -> None:
+    """Read n bytes as `streams` (a power of two up to 8) parallel runs, each a multiple of 256 bytes; fold into sink."""
+    b = e.b
+    run = b.udiv(n, streams)
+
+    def block(i: Any, state: list[Any]) -> list[Any]:
+        def stream(s: Any, inner: list[Any]) -> list[Any]:
+            start = e.add(address, b.add(b.mul(s, run), i))
+            ahead = e.add(i, 2048)
+            e.prefetch(b.select(b.icmp_signed("<", ahead, run), e.add(start, 2048), start))
+            return [b.xor(v, e.load(e.add(start, 64 * j), VI)) for j, v in enumerate(inner)]
+
+        return e.loop(streams, 1, state, stream)
+
+    sums = e.loop(run, 256, [e.ints(0)] * 4, block)
+    folded = b.xor(b.xor(sums[0], sums[1]), b.xor(sums[2], sums[3]))
+    e.store(folded, sink)
+
+
+read = kernel("read", "aaaa", "v", _read)
 rms_norm = kernel("rms_norm", "aaaaaf", "v", _rms_norm)
 rotate = kernel("rotate", "aaaa", "v", _rotate)
 narrow = kernel("narrow", "aaa", "v", _narrow)
@@ -230,6 +259,6 @@ mask_max = kernel("mask_max", "aaaa", "f", _mask_max)
 exp_sum = kernel("exp_sum", "aaf", "f", _exp_sum)
 exp_one = kernel("exp_one", "f", "f", _exp_one)
 silu_mul = kernel("silu_mul", "aaaa", "v", _silu_mul)
-transpose = kernel("transpose", "aaa", "v", _transpose)
+transpose = kernel("transpose", "aaaa", "v", _transpose)
 fill = kernel("fill", "aaf", "v", _fill)
-copy_bytes = kernel("copy_bytes", "aaa", "v", _copy_bytes)
+fetch_rows = kernel("fetch_rows", "aaaaaa", "v", _fetch_rows)
