@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from core.charts import style
@@ -27,20 +28,21 @@ _PARTS = ("schedule", "prepare", "forward", "sample", "transfer", "update")
 
 
 def composition_frame(history: Sequence[StepRecord]) -> pd.DataFrame:
-    """One row a step: tokens by kind, the budget, and what happened (None where nothing did)."""
+    """One row a step: tokens by kind, the budget, and what happened. Narrow columns: these rows travel at every tick."""
     records = history[-MAX_STEPS:]
+    columns: dict[str, list[int]] = {
+        "step": [r.step for r in records],
+        "prefill": [r.prefill_tokens for r in records],
+        "decode": [r.decode_tokens for r in records],
+        "padding": [r.padded_tokens for r in records],
+        "idle": [max(r.budget_tokens - r.prefill_tokens - r.decode_tokens - r.padded_tokens, 0) for r in records],
+        "budget": [r.budget_tokens for r in records],
+        "admitted": [r.admitted for r in records],
+        "preempted": [r.preempted for r in records],
+        "finished": [r.finished for r in records],
+    }
     return pd.DataFrame(
-        {
-            "step": [r.step for r in records],
-            "prefill": [r.prefill_tokens for r in records],
-            "decode": [r.decode_tokens for r in records],
-            "padding": [r.padded_tokens for r in records],
-            "idle": [max(r.budget_tokens - r.prefill_tokens - r.decode_tokens - r.padded_tokens, 0) for r in records],
-            "budget": [r.budget_tokens for r in records],
-            "admitted": [r.admitted or None for r in records],
-            "preempted": [r.preempted or None for r in records],
-            "finished": [r.finished or None for r in records],
-        }
+        {name: np.asarray(values, dtype=np.min_scalar_type(max(values, default=0))) for name, values in columns.items()}
     )
 
 
@@ -151,7 +153,7 @@ def _event_layer(kind: str, y: int, theme: Theme) -> dict[str, Any]:
     shape = style.MARK_SHAPES[kind]
     paint = theme.muted if kind == "admitted" else style.colour(kind, theme)
     return {
-        "transform": [{"filter": f"isValid(datum.{kind})"}],
+        "transform": [{"filter": f"datum.{kind} > 0"}],
         "mark": {"type": "point", "shape": shape, "filled": kind != "admitted", "size": 22, "color": paint, "opacity": 0.9},
         "encoding": {"x": _step_axis(), "y": {"value": y}},
     }

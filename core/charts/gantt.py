@@ -23,6 +23,9 @@ from core.snapshot import EngineSnapshot, RequestView
 MAX_LANES = 60
 LANE_PX = 8
 MAX_QUEUED = 8
+SPAN_TYPES = {"request": "category", "tenant": "category", "phase": "category", "from_s": "float32", "to_s": "float32"}
+"""Narrow columns: these rows travel at every tick. Seconds are good to a millisecond for the first four hours."""
+
 PHASES = ("queue", "prefill", "decode", "preempted")
 
 
@@ -64,7 +67,8 @@ def gantt_frame(rows: Sequence[RequestView], now_s: float) -> pd.DataFrame:
         for lane, row in enumerate(rows)
         for phase, start, end in spans_of(row, now_s)
     ]
-    return pd.DataFrame(spans, columns=["lane", "request", "tenant", "phase", "from_s", "to_s"])
+    frame = pd.DataFrame(spans, columns=["lane", "request", "tenant", "phase", "from_s", "to_s"])
+    return frame.astype(SPAN_TYPES)
 
 
 @lru_cache(maxsize=4)

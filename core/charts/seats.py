@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from core.charts import style
-from core.charts.gantt import spans_of
+from core.charts.gantt import SPAN_TYPES, spans_of
 from core.charts.style import Theme
 from core.snapshot import EngineSnapshot, RequestView
 
@@ -66,7 +66,8 @@ def seat_frame(snapshot: EngineSnapshot) -> pd.DataFrame:
         for phase, begin, end in spans_of(row, now_s)
         if phase != "queue" and end > start_s and seat < MAX_SEATS
     ]
-    return pd.DataFrame(spans, columns=["seat", "request", "tenant", "phase", "from_s", "to_s"])
+    frame = pd.DataFrame(spans, columns=["seat", "request", "tenant", "phase", "from_s", "to_s"])
+    return frame.astype({**SPAN_TYPES, "seat": "int16"})
 
 
 @lru_cache(maxsize=4)
