@@ -254,7 +254,12 @@ def _conclude(state: SchedulerState, plan: StepPlan, cause: Refusal | None, bloc
         plan.bound = cause.bound
         plan.full_batch = plan.full_batch or cause.bound is BoundBy.MEMORY
         return
-    if not blocked:
+    note_quota(state, plan, blocked)
+
+
+def note_quota(state: SchedulerState, plan: StepPlan, blocked: dict[str, str]) -> None:
+    """Nothing but quotas kept the batch from being larger: say so, for the head of the queue at least."""
+    if not blocked or not len(state.queue):
         return
     plan.bound = BoundBy.QUOTA
     for request in state.queue.preview(1) if not plan.passed_over else ():

@@ -9,7 +9,7 @@ stay until the batch ends. The prefix cache is not read: a rectangle cannot skip
 
 from __future__ import annotations
 
-from core.admission_pass import Quote, join, never_resumes
+from core.admission_pass import Quote, join, never_resumes, note_quota
 from core.fixed_rows import FixedBatch
 from core.outputs import BoundBy
 from core.policies.memory import worst_case_tokens
@@ -31,6 +31,7 @@ def plan_fixed(state: SchedulerState, plan: StepPlan) -> None:
     batch = state.fixed
     if batch is None:
         return
+    batch.skip_padding()
     columns = batch.next_columns(plan.budget)
     if batch.in_prefill:
         plan.chosen = []
@@ -75,10 +76,15 @@ def _collect(state: SchedulerState, plan: StepPlan) -> None:
             plan.pass_over(request, BoundBy.MEMORY, detail)
             break
         chosen.append(request)
-    if blocked and not stopped and len(state.queue) > len(chosen):
-        plan.bound = BoundBy.QUOTA
-    if not chosen:
-        return
+    if chosen:
+        _start(state, plan, chosen)
+    if not stopped:
+        note_quota(state, plan, blocked)
+
+
+def _start(state: SchedulerState, plan: StepPlan, chosen: list[Request]) -> None:
+    """Give every row its blocks and its seat."""
+    kv = state.kv
     hold = _row_tokens(state, chosen)
     for request in chosen:
         if kv.is_swapped(request.request_id):

@@ -46,6 +46,14 @@ class FixedBatch:
         """True until the whole prompt rectangle has run."""
         return self.columns < self.width
 
+    def skip_padding(self) -> None:
+        """Pass over columns in which no live row has a token left (the longest member was cancelled in its prompt)."""
+        if self.in_prefill:
+            starts = [
+                self.width - (r.num_tokens - r.num_computed_tokens) for r in self.members if r.status is RequestStatus.RUNNING
+            ]
+            self.columns = max(self.columns, min(starts))
+
     def next_columns(self, budget_tokens: int) -> int:
         """Columns of the next step: a slice of the prompt rectangle under the budget, or one decode column."""
         return min(self.width - self.columns, max(budget_tokens // self.rows, 1)) if self.in_prefill else 1

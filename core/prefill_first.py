@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from core.admission_pass import admit_waiting
 from core.outputs import BoundBy
-from core.running_pass import decode_budget, plan_catching_up, plan_decodes
+from core.running_pass import decode_budget, end_full, plan_catching_up, plan_decodes
 from core.scheduler_state import SchedulerState
 from core.step_plan import StepPlan
 
@@ -18,6 +18,7 @@ from core.step_plan import StepPlan
 def plan_prefill_first(state: SchedulerState, plan: StepPlan, *, known_only: bool) -> None:
     """Decide a step in which prompts come first."""
     separate = state.batch_rule.separate
+    end_full(state, plan)
     due = len(state.rows.due)
     if state.kv.num_available < due:
         _short_of_memory(state, plan, separate=separate)
@@ -42,6 +43,7 @@ def _short_of_memory(state: SchedulerState, plan: StepPlan, *, separate: bool) -
         plan.chosen = []
         return
     plan_decodes(state, plan, decode_budget(state, plan))
-    if not separate:
+    if separate:
+        plan.took_back = state.num_running > 0  # no prompt in this step, unless nothing else is left
+    else:
         plan_catching_up(state, plan, plan.budget)
-    plan.took_back = True

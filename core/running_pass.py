@@ -31,6 +31,15 @@ def plan_decodes(state: SchedulerState, plan: StepPlan, budget: int) -> None:
     plan.settle_decodes()
 
 
+def end_full(state: SchedulerState, plan: StepPlan) -> None:
+    """End the rows whose next block cannot exist, before anything is decided on the seats and blocks that they hold."""
+    most = state.kv.num_blocks
+    for table in list(state.rows.due.values()):
+        quota = state.tracks[table.request.request_id].account.settings.max_blocks
+        if len(table.block_ids) >= (most if quota is None else min(quota, most)):
+            grow(state, plan, table.request, table.request.num_computed_tokens + 1)
+
+
 def plan_catching_up(state: SchedulerState, plan: StepPlan, budget: int) -> None:
     """Chunks of running prompts (and recomputes), the most senior first, at most `budget` tokens."""
     if not state.catching_up:

@@ -1,0 +1,245 @@
+"""Random lives of a scheduler on a tiny pool against the brute-force model: at least 200 runs of 200 steps.
+
+Each run submits, steps, cancels, changes priorities, policies and the pool, loses the executor, and ends with a
+drain that must finish in bounded time. After every call all conservation laws hold, the model agrees, and every
+request has the tokens it would have alone.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from core.config import (
+    AdmissionMoment,
+    AdmissionPolicy,
+    BatchPolicy,
+    CacheConfig,
+    EvictionPolicy,
+    PreemptionMode,
+    QueuePolicy,
+    SchedulerConfig,
+    TenantConfig,
+    VictimPolicy,
+)
+from core.errors import ConfigError, RequestRefused
+from core.kv_cache_manager import resets_pool
+from core.request import Request, SamplingParams
+from core.scheduler import Scheduler
+from tests.scheduler_helpers import VOCAB, FakeRunner, distinct_tokens
+from tests.scheduler_model import SchedulerModel
+
+STEPS = 200
+RUNS = 56  # for each of 4 groups
+TENANTS = ("default", "a", "b")
+EOS = 3
+
+
+class Life:
+    """One scheduler, its executor and its model."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.now = 0.0
+        self.number = 0
+        self.steps = 0
+        cache = self.cache(swap=8)
+        self.scheduler = Scheduler(
+            self.knobs(cache),
+            cache,
+            max_model_len=rng.choice([24, 64]),
+            vocab_size=VOCAB,
+            eos_token_ids=(EOS,),
+            seed=rng.randrange(99),
+        )
+        self.runner = FakeRunner(self.scheduler)
+        self.model = SchedulerModel(self.scheduler)
+
+    def cache(self, swap: int) -> CacheConfig:
+        rng = self.rng
+        return CacheConfig(
+            block_size=rng.choice([1, 2, 4]),
+            num_blocks=rng.randint(3, 24),
+            enable_prefix_caching=rng.random() < 0.8,
+            eviction_policy=rng.choice(list(EvictionPolicy)),
+            num_swap_blocks=swap,
+        )
+
+    def knobs(self, cache: CacheConfig) -> SchedulerConfig:
+        rng = self.rng
+        seats = rng.randint(1, 8)
+        tenants = ()
+        if rng.random() < 0.5:
+            tenants = tuple(
+                TenantConfig(
+                    name,
+                    weight=rng.choice([0.5, 1.0, 4.0]),
+                    max_seqs=rng.choice([None, None, rng.randint(1, seats)]),
+                    max_blocks=rng.choice([None, None, rng.randint(1, cache.num_blocks)]),
+                    max_tokens_per_s=rng.choice([None, None, 3.0]),
+                )
+                for name in TENANTS[: rng.randint(1, 3)]
+            )
+        return SchedulerConfig(
+            max_num_seqs=seats,
+            max_num_batched_tokens=rng.randint(1, 24),
+            enable_chunked_prefill=rng.random() < 0.8,
+            long_prefill_token_threshold=0,
+            queue_policy=rng.choice(list(QueuePolicy)),
+            batch_policy=rng.choice(list(BatchPolicy)),
+            admission_policy=rng.choice(list(AdmissionPolicy)),
+            watermark=rng.choice([0.0, 0.1, 0.5]),
+            lookahead=rng.choice([0, 0, 1, 4]),
+            max_overtakes=rng.choice([0, 2, 64]),
+            preemption_mode=rng.choice(list(PreemptionMode)) if cache.num_swap_blocks else PreemptionMode.RECOMPUTE,
+            victim_policy=rng.choice(list(VictimPolicy)),
+            preemptive_priority=rng.random() < 0.7,
+            priority_ageing_s=rng.choice([0.0, 0.0, 5.0]),
+            max_wait_overtakes=rng.choice([0, 2, 64]),
+            predicted_output_tokens=rng.choice([0, 5]),
+            admission_moment=rng.choice(list(AdmissionMoment)),
+            tenants=tenants,
+            max_waiting=rng.choice([3, 50]),
+        )
+
+    # -- calls -------------------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        rng = self.rng
+        self.number += 1
+        rid = f"r{self.number}" if rng.random() < 0.9 else f"r{rng.randint(1, self.number)}"
+        head = distinct_tokens(f"head{rng.randrange(3)}", rng.choice([0, 4, 8]))
+        prompt = (*head, *distinct_tokens(rid + str(rng.random()), rng.randint(1, 10)))
+        request = Request(
+            rid,
+            prompt,
+            SamplingParams(max_tokens=rng.randint(1, 12), ignore_eos=rng.random() < 0.5, min_tokens=rng.choice([0, 0, 1])),
+            self.now,
+            tenant=rng.choice(TENANTS),
+            priority=rng.randint(0, 3),
+            cache_salt=rng.choice([None, None, "", "x"]),
+            use_prefix_cache=rng.random() < 0.9,
+            deadline_s=self.now + rng.randint(0, 40) if rng.random() < 0.1 else None,
+        )
+        known = self.scheduler.requests.get(rid)
+        try:
+            self.scheduler.add_request(request)
+        except RequestRefused:
+            assert request not in self.scheduler.requests.values()
+            return
+        assert known is None
+        self.model.submitted(request)
+
+    def cancel(self) -> None:
+        if self.scheduler.requests:
+            rid = self.rng.choice(sorted(self.scheduler.requests))
+            self.model.on_events([self.scheduler.abort(rid, self.now)])
+
+    def reprioritise(self) -> None:
+        if self.scheduler.requests:
+            self.scheduler.set_priority(self.rng.choice(sorted(self.scheduler.requests)), self.rng.randint(0, 3), self.now)
+
+    def change_knobs(self) -> None:
+        before = self.scheduler.config
+        try:
+            config = self.knobs(self.scheduler.cache)
+            events = self.scheduler.set_config(config, self.now)
+        except ConfigError:
+            assert self.scheduler.config is before
+            return
+        self.model.on_events(events)
+        assert self.scheduler.num_running <= config.max_num_seqs
+
+    def change_pool(self) -> None:
+        old = self.scheduler.cache
+        new = self.cache(swap=old.num_swap_blocks if self.rng.random() < 0.5 else 8)
+        try:
+            events = self.scheduler.set_cache(new, self.now)
+        except ConfigError:
+            assert self.scheduler.cache is old
+            return
+        self.model.on_events(events)
+        if resets_pool(old, new):
+            self.runner.resize(self.scheduler)
+            self.model.forget()
+
+    def lose_executor(self) -> None:
+        if self.rng.random() < 0.5:
+            self.scheduler.schedule(self.now)  # decided, never run
+        self.model.on_events(self.scheduler.forget_kv(self.now))
+        self.runner.resize(self.scheduler)
+        self.model.forget()
+
+    def step(self) -> None:
+        rng, scheduler = self.rng, self.scheduler
+        queued = self.model.queue()
+        config = scheduler.config
+        out = scheduler.schedule(self.now)
+        if rng.random() < 0.1:
+            scheduler.check_invariants()
+        result = self.runner.execute_model(out)
+        self.model.on_decision(out, queued, config)
+        if rng.random() < 0.05:
+            self.cancel()  # between the decision and its booking
+        self.now += 1.0
+        events = scheduler.update_from_output(out, result, self.now)
+        self.model.on_events(events)
+        grown = token_counts(events)
+        planned = {rid for rid, samples in zip(out.request_ids, out.samples, strict=True) if samples}
+        assert all(n == 1 for n in grown.values())
+        assert set(grown) <= planned
+        self.steps += 1
+
+    def check(self) -> None:
+        self.scheduler.check_invariants()
+
+    def drain(self) -> None:
+        """Everything ends in bounded time: each step advances someone, or a rate is waited for."""
+        tokens = sum(r.num_tokens + r.sampling.max_tokens for r in self.scheduler.requests.values())
+        bound = 60 + 40 * (tokens + 1)
+        taken = 0
+        while self.scheduler.has_work():
+            self.step()
+            taken += 1
+            assert taken < bound, f"{len(self.scheduler.requests)} requests live after {taken} steps of a drain"
+        self.check()
+        self.model.check_outputs()
+        counts = self.scheduler.kv.counts()
+        assert (counts.live, self.scheduler.num_running, self.scheduler.num_waiting) == (0, 0, 0)
+
+
+def token_counts(events: list) -> dict[str, int]:
+    """Token events by request."""
+    out: dict[str, int] = {}
+    for event in events:
+        if event.kind == "token":
+            out[event.request_id] = out.get(event.request_id, 0) + 1
+    return out
+
+
+CALLS = ["step"] * 14 + ["submit"] * 6 + ["cancel", "reprioritise", "change_knobs", "change_pool", "lose_executor"]
+QUIET = ["step"] * 16 + ["submit"] * 6 + ["cancel", "reprioritise"]
+
+
+def live(seed: int, calls: list[str]) -> Life:
+    """One random life of at least STEPS steps."""
+    rng = random.Random(seed)
+    life = Life(rng)
+    while life.steps < STEPS:
+        getattr(life, rng.choice(calls))()
+        life.check()
+    life.drain()
+    return life
+
+
+@pytest.mark.parametrize("group", range(4))
+def test_random_lives_agree_with_the_model(group: int) -> None:
+    @settings(max_examples=RUNS, suppress_health_check=list(HealthCheck))
+    @given(st.integers(0, 2**32))
+    def run(seed: int) -> None:
+        live(seed * 4 + group, CALLS if group % 2 else QUIET)
+
+    run()
