@@ -9,6 +9,7 @@ from pathlib import Path
 import streamlit as st
 
 from core.charts import formats, seats, style
+from core.config import BatchPolicy
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot
 from pages.parts import frame, ticker
@@ -16,7 +17,7 @@ from pages.parts.engine_access import engine
 from pages.parts.tiles import draw_tiles
 
 HERE = Path(__file__).resolve().parent
-HEIGHT = 300
+HEIGHT = 360
 QUESTIONS = (
     ("live.py", "What is in the batch right now?", "stacked_bar_chart"),
     ("kv_blocks.py", "Who holds which KV block?", "grid_view"),
@@ -42,13 +43,18 @@ def sentences(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> list[t
         ]
     joined, left = sum(r.admitted for r in history), sum(r.finished for r in history)
     span = formats.seconds(history[-1].start_s + history[-1].duration_s - history[0].start_s)
+    fixed = snapshot.config.scheduler.batch_policy == BatchPolicy.FIXED.value
+    freed = (
+        "this fixed batch keeps every seat until its longest member ends"
+        if fixed
+        else "a seat is free as soon as its request ends"
+    )
     weights = formats.decimal_bytes(snapshot.info.weight_bytes_read) if snapshot.info else formats.NONE
     mean = formats.figures(snapshot.kpis.mean_batch)
     return [
         (
-            "Requests join and leave at every step",
-            f"{formats.count(joined)} joined and {formats.count(left)} left in the last {len(history)} steps ({span}); nobody"
-            " waited for the longest one.",
+            "Requests join and leave between batches" if fixed else "Requests join and leave at every step",
+            f"{formats.count(joined)} joined and {formats.count(left)} left in the last {len(history)} steps ({span}); {freed}.",
         ),
         (
             "One read of the weights serves the whole batch",

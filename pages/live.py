@@ -69,8 +69,10 @@ def _table(snapshot: EngineSnapshot) -> None:
 
 
 def _start_load() -> None:
-    engine_access.engine().set_load(rate_per_s=4.0)
-    engine_access.engine().start()
+    access = engine_access.engine()
+    if access.load is None:
+        access.set_load()
+    access.start()
 
 
 def _empty(snapshot: EngineSnapshot) -> None:

@@ -2,12 +2,14 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from core.config import SchedulerConfig
+from core.charts import batch_timeline, gantt, seats, style
+from core.config import BatchPolicy, SchedulerConfig
 from core.control import LOCAL
 from core.outputs import BoundBy
 from core.streams import StreamPiece
@@ -247,6 +249,28 @@ def test_the_span_names_range_and_kind():
     run = busy_run(30)
     assert frame.span_of(run.history()) == "steps 1 to 30 · measured"
     assert frame.span_of(()) == "no steps yet"
+
+
+def test_every_zoomable_figure_is_registered_so_that_its_zoom_survives():
+    for build in (batch_timeline.composition_spec, batch_timeline.times_spec, gantt.gantt_spec, seats.seat_spec):
+        assert frame.scale_params(build(style.DARK)) == ["zoom"]
+    assert frame.scale_params({"params": [{"name": "pick", "select": "point"}]}) == []
+
+
+def test_home_does_not_promise_of_a_fixed_batch_what_only_a_continuous_one_does():
+    run = busy_run(60)
+    continuous = home_sentences(run)
+    run.scheduler = replace(run.scheduler, batch_policy=BatchPolicy.FIXED)
+    assert "as soon as its request ends" in continuous
+    assert "until its longest member ends" in home_sentences(run)
+
+
+def home_sentences(run):
+    engine_access.install(FakeLive(run))
+    try:
+        return html_of(open_page("home"))
+    finally:
+        engine_access.install(None)
 
 
 def test_local_code_needs_no_lease(live):
