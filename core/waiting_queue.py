@@ -174,6 +174,7 @@ class WaitingQueue:
             pop(heap)
         size = len(heap)
         frontier = [(heap[child], child) for child in (1, 2) if child < size]
+        heapq.heapify(frontier)
         while frontier:
             entry, at = pop(frontier)
             for child in (2 * at + 1, 2 * at + 2):

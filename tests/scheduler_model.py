@@ -125,15 +125,18 @@ class SchedulerModel:
                     assert seen.setdefault(block, content) == content
 
     def _check_order(self, out: SchedulerOutput, queued: list[Request], config: SchedulerConfig) -> None:
-        """Whoever joined stood first in the queue (where the policy gives one order and nobody may be skipped)."""
+        """Requests join in the order of the queue and skip at most `lookahead` others that have no quota."""
         quotas = any(t.max_seqs or t.max_blocks or t.max_tokens_per_s for t in config.tenants)
         between = config.admission_moment is AdmissionMoment.BETWEEN_LAUNCHES  # two passes over the queue
-        if between or config.lookahead or quotas or config.batch_policy is BatchPolicy.FIXED or sort_key_is_dynamic(config):
+        if between or config.batch_policy is BatchPolicy.FIXED or sort_key_is_dynamic(config):
             return
         candidates = [r for r in queued if r.request_id in self.live and r.finish_reason is None]
         candidates.sort(key=lambda r: sort_key(r, config) or ())
         joined = [new.request_id for new in out.new_requests]
-        assert joined == [r.request_id for r in candidates[: len(joined)]]
+        places = [[r.request_id for r in candidates].index(rid) for rid in joined]
+        assert places == sorted(places)
+        if places and not quotas:
+            assert places[-1] + 1 - len(places) <= config.lookahead
 
     def _check_progress(self, out: SchedulerOutput, config: SchedulerConfig) -> None:
         if out.request_ids:
