@@ -58,6 +58,7 @@ class ModelRunner:
         self._spec, self._clock, self._nan_fill = spec, clock, nan_fill
         self._label, self._fallback = label or spec.name, fallback
         self._device, self._dtype = weights.embedding.device, weights.embedding.dtype
+        self._num_threads = torch.get_num_threads()  # a backend with threads of its own leaves PyTorch one later
         self._weight_bytes = weight_bytes(weights)
         self._max_model_len = len(weights.rope_cos)
         self._model = DecoderModel(spec, weights, backend)
@@ -81,7 +82,7 @@ class ModelRunner:
             kv_bytes_per_token=self._cache.bytes_per_token,
             block_size=self._cache.block_size,
             num_blocks=self._cache.num_blocks,
-            num_threads=torch.get_num_threads() if self._device.type == "cpu" else 0,
+            num_threads=self._num_threads if self._device.type == "cpu" else 0,
             fallback=self._fallback,
             kernels=self._model.backend.name,
         )

@@ -1,7 +1,8 @@
 """The ceilings of this machine, measured where the model runs: peak FLOP/s, memory and cache bandwidth.
 
     peak   best rate of a square matrix product, 2 n^3 operations, at the compute dtype or at float32, whichever
-           is higher: kernels may widen bfloat16 weights to float32 and use that unit
+           is higher: kernels may widen bfloat16 weights to float32 and use that unit; where the compiled kernels are
+           in use their own register tile counts too, since a step may not exceed its ceiling
     DRAM   best rate of reading an array many times larger than the last-level cache
     cache  best rate of reading an array of a quarter of the last-level cache, again and again
 
@@ -10,13 +11,18 @@ Best of several repeats: a ceiling is what the machine can do, not what it does 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from core.clock import Clock
 from core.snapshot import RooflineCeilings
+
+if TYPE_CHECKING:
+    from core.runtime.kernels.team import Team
 
 REPEATS = 6
 PRODUCT_SIZE = 1024
@@ -70,6 +76,19 @@ def read_bytes_per_s(num_bytes: int, device: torch.device, clock: Clock, passes:
     return passes * array.numel() * 4 / _best_s(run, clock, device)
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _kernel_team() -> Team | None:
+    """The threads of the compiled kernels, None where this process does not use them."""
+    if "core.runtime.kernels.team" not in sys.modules:
+        return None
+    from core.runtime.kernels.team import largest_team
+
+    return largest_team()
+
+
 def measure_ceilings(dtype: torch.dtype, device: torch.device, label: str, clock: Clock) -> RooflineCeilings:
     """Measure both ceilings on `device`.
 
@@ -82,7 +101,7 @@ def measure_ceilings(dtype: torch.dtype, device: torch.device, label: str, clock
         if device.type == "cuda":
             peak = product_flops(GPU_PRODUCT_SIZE, dtype, device, clock)
             dram = read_bytes_per_s(GPU_DRAM_BYTES, device, clock)
-            return RooflineCeilings(label, peak, dram, None, GPU_DRAM_BYTES, str(dtype).removeprefix("torch."))
+            return RooflineCeilings(label, peak, dram, None, GPU_DRAM_BYTES, _name(dtype))
         peak = product_flops(PRODUCT_SIZE, torch.float32, device, clock)
         if dtype is not torch.float32 and product_flops(SMALL_PRODUCT_SIZE, dtype, device, clock) > peak / 4:
             peak = max(peak, product_flops(PRODUCT_SIZE, dtype, device, clock))
@@ -90,12 +109,20 @@ def measure_ceilings(dtype: torch.dtype, device: torch.device, label: str, clock
         dram_bytes = max(8 * cache_bytes, LEAST_DRAM_BYTES)
         dram = read_bytes_per_s(dram_bytes, device, clock)
         cache = read_bytes_per_s(cache_bytes // 4, device, clock, passes=16) if cache_bytes else None
+        team = _kernel_team()
+        if team is not None:
+            from core.runtime.kernels import ceilings
+
+            peak = max(peak, ceilings.peak_flops(_name(dtype), team, clock))
+            dram = max(dram, ceilings.read_bytes_per_s(dram_bytes, team, clock))
+            if cache is not None:
+                cache = max(cache, ceilings.read_bytes_per_s(cache_bytes // 4, team, clock, passes=16))
     return RooflineCeilings(
         device=label,
         peak_flops=peak,
         dram_bytes_per_s=dram,
         cache_bytes_per_s=None if cache is None else max(cache, dram),
         working_set_bytes=dram_bytes,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=_name(dtype),
         cache_bytes=float(cache_bytes),
     )

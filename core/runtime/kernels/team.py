@@ -153,3 +153,10 @@ def team(threads: int) -> Team:
             _teams[key] = Team(key[1])
             atexit.register(_teams[key].stop)
         return _teams[key]
+
+
+def largest_team() -> Team | None:
+    """Return the largest team of this process, or None where no kernels are in use."""
+    with _teams_lock:
+        mine = [t for (process, _), t in _teams.items() if process == os.getpid()]
+    return max(mine, key=lambda t: t.threads, default=None)

@@ -11,6 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from core.runtime.kernels import microkernel  # noqa: F401  a kernel's place in the table is its order of registration
 from core.runtime.kernels.emit import FLOAT, I32, I64, LANES, VF, VI, Emitter, kernel
 
 _STEP = LANES

@@ -1,0 +1,109 @@
+"""What this machine can do at best in the terms of the kernels: the ceilings that no step of theirs can pass.
+
+    peak   six-row register tiles over one panel that stays in the first two cache levels, all threads at once
+    DRAM   all threads read an array far above the last-level cache, in one, two, four or eight runs each
+    cache  the same with an array inside the last-level cache
+
+The peak is that of the step's own multiply-adds (float32 arithmetic on the model's weights, widened on the way), so
+model FLOPs over it is the share of the machine that the products reach. Best of several: a ceiling is not an average.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from core.clock import Clock
+from core.runtime.kernels import vector  # noqa: F401  a kernel's place in the table is its order of registration
+from core.runtime.kernels.emit import I64, VOID, Emitter, kernel
+from core.runtime.kernels.microkernel import MAX_ROWS, STORE
+from core.runtime.kernels.pack import huge_empty, pack
+
+if TYPE_CHECKING:
+    from core.runtime.kernels.team import Team
+
+PEAK_K = 512
+PEAK_REPEATS = 2_000
+STREAMS = (1, 2, 4, 8)
+ROUNDS = 4
+SINK_BYTES = 64
+
+
+def _tiles(e: Emitter, element: str, d: Any, thread: Any) -> None:
+    """d: x, packed panel, out (MAX_ROWS * 16 floats a thread)."""
+    x, w, out = (e.load(e.add(d, 8 * i), I64, 8) for i in range(3))
+    target = e.add(out, e.mul(thread, MAX_ROWS * 64))
+
+    def once(i: Any, state: list[Any]) -> list[Any]:
+        numbers = (PEAK_K, 0, 64, PEAK_K, 16, STORE, 0)
+        ldx, panel, k_bytes, k, ldo, mode, step = (e.const(n) for n in numbers)
+        e.call(f"tile_{MAX_ROWS - 1}", VOID, x, ldx, w, panel, k_bytes, k, target, ldo, mode, w, step)
+        return state
+
+    e.loop(e.const(PEAK_REPEATS), 1, [], once)
+
+
+def _reads(e: Emitter, element: str, d: Any, thread: Any) -> None:
+    """d: array, bytes a thread, streams, passes, sink (SINK_BYTES a thread)."""
+    array, share, streams, passes, sink = (e.load(e.add(d, 8 * i), I64, 8) for i in range(5))
+    start = e.add(array, e.b.mul(share, thread))
+
+    def once(i: Any, state: list[Any]) -> list[Any]:
+        e.call("read", VOID, start, share, streams, e.add(sink, e.mul(thread, SINK_BYTES)))
+        return state
+
+    e.loop(passes, 1, [], once)
+
+
+kernel("probe_tiles", "aa", "v", _tiles)
+kernel("probe_reads", "aa", "v", _reads)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeStep:
+    """A library function that a team can run as a step."""
+
+    address: int
+
+
+def _native(name: str, dtype: str) -> NativeStep:
+    from core.runtime.kernels.library import function_address
+
+    return NativeStep(function_address(name, dtype))
+
+
+def _best_s(team: Team, step: NativeStep, description: npt.NDArray[np.int64], clock: Clock, rounds: int) -> float:
+    best = float("inf")
+    for _ in range(rounds):
+        start = clock.now()
+        team.run(step, description.ctypes.data)
+        best = min(best, clock.now() - start)
+    return max(best, 1e-9)
+
+
+def peak_flops(dtype: str, team: Team, clock: Clock) -> float:
+    """Best rate of multiply-adds over weights of `dtype`, two operations each, FLOP/s of all threads."""
+    x = torch.full((MAX_ROWS, PEAK_K), 0.5)
+    packed = pack(torch.full((16, PEAK_K), 0.25, dtype=getattr(torch, dtype)))
+    out = torch.zeros(team.threads, MAX_ROWS * 16)
+    description = np.array([x.data_ptr(), packed.address, out.data_ptr()], np.int64)
+    operations = 2.0 * MAX_ROWS * 16 * PEAK_K * PEAK_REPEATS * team.threads
+    return operations / _best_s(team, _native("probe_tiles", dtype), description, clock, 5 * ROUNDS)
+
+
+def read_bytes_per_s(num_bytes: int, team: Team, clock: Clock, passes: int = 1) -> float:
+    """Best rate of reading an array of about `num_bytes`, bytes/s of all threads together."""
+    unit = 256 * max(STREAMS)
+    share = max(num_bytes // team.threads // unit, 1) * unit
+    array = huge_empty((share * team.threads,), torch.uint8)
+    array.fill_(1)
+    sink = np.zeros(team.threads * SINK_BYTES, np.uint8)
+    step, best = _native("probe_reads", "float32"), float("inf")
+    for streams in STREAMS:
+        description = np.array([array.data_ptr(), share, streams, passes, sink.ctypes.data], np.int64)
+        best = min(best, _best_s(team, step, description, clock, ROUNDS))
+    return passes * share * team.threads / best

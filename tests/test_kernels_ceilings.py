@@ -1,0 +1,66 @@
+"""The ceilings in the terms of the kernels: exact counts, a stable table, and no step above them."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+from core.clock import WallClock
+from core.runtime.kernels.compiler import unavailable_reason
+
+if unavailable_reason():
+    pytest.skip(unavailable_reason(), allow_module_level=True)
+
+from core.runtime import probe
+from core.runtime.kernels import ceilings
+from core.runtime.kernels.team import largest_team, team
+
+
+class HalfSecondClock:
+    """Each timed run takes half a second, whatever it does."""
+
+    def __init__(self):
+        self.time_s = 0.0
+
+    def now(self):
+        self.time_s += 0.5
+        return self.time_s
+
+    def on_step_end(self):
+        return None
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_operations_and_bytes_are_counted_for_all_threads(threads, dtype):
+    crew = team(threads)
+    operations = 2 * ceilings.MAX_ROWS * 16 * ceilings.PEAK_K * ceilings.PEAK_REPEATS * threads
+    assert ceilings.peak_flops(dtype, crew, HalfSecondClock()) == pytest.approx(operations / 0.5)
+    assert ceilings.read_bytes_per_s(1 << 20, crew, HalfSecondClock(), passes=3) == pytest.approx(3 * (1 << 20) / 0.5)
+
+
+def test_the_probe_counts_the_kernels_where_they_are_in_use():
+    team(2)
+    assert largest_team() is not None
+    found = probe.measure_ceilings(torch.bfloat16, torch.device("cpu"), "cpu", WallClock())
+    plain = probe.product_flops(probe.PRODUCT_SIZE, torch.float32, torch.device("cpu"), WallClock())
+    assert found.peak_flops > 0.5 * plain
+    assert found.cache_bytes_per_s is None or found.cache_bytes_per_s >= found.dram_bytes_per_s
+
+
+@pytest.mark.parametrize("first", ["vector", "ceilings", "attention", "team", "library", "step"])
+def test_the_table_of_kernels_does_not_depend_on_what_is_imported_first(first):
+    """Compiled code in the cache holds places in the table, so they must be the same in every process."""
+    code = (
+        f"import core.runtime.kernels.{first}, core.runtime.kernels.library\n"
+        "from core.runtime.kernels.emit import KERNELS\n"
+        "print([k.name for k in KERNELS])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    from core.runtime.kernels import library  # noqa: F401
+    from core.runtime.kernels.emit import KERNELS
+
+    assert run.stdout.strip() == str([k.name for k in KERNELS])
