@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -36,14 +37,20 @@ def unavailable_reason() -> str:
 
 @cache
 def cache_folder() -> Path:
-    """Folder of the compiled code, e.g. ~/.cache/batchscope/kernels-1a2b3c4d."""
+    """Folder of the compiled code, e.g. ~/.cache/batchscope/kernels-1a2b3c4d; a temporary one if that cannot be written."""
     from platformdirs import user_cache_path
 
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     root = os.environ.get("BATCHSCOPE_CACHE_DIR")
-    return (Path(root) if root else user_cache_path("batchscope")) / f"kernels-{digest.hexdigest()[:12]}"
+    folder = (Path(root) if root else user_cache_path("batchscope")) / f"kernels-{digest.hexdigest()[:12]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    return folder if writable else Path(tempfile.mkdtemp(prefix="batchscope-kernels-"))
 
 
 @contextmanager
