@@ -137,6 +137,7 @@ class KernelBackend(PlainBackend):
             from core.runtime.kernels.fast_path import FastPath
 
             self._built = FastPath(spec, weights, _DTYPES[weights.embedding.dtype], self._threads)
+            (cache_folder() / _MARKER).touch()
         except Exception as error:
             self._failure = f"kernels failed to compile: {error}"
             _LOG.exception("kernels failed to compile; the plain path goes on")
