@@ -109,7 +109,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="dark")
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(60_000)
     yield context.new_page()
     context.close()
 
@@ -125,7 +125,7 @@ def step_number(page: Page) -> int:
     return int(found.group(1).replace(" ", "")) if found else 0
 
 
-def wait_for_tokens(page: Page, limit_s: float = 60.0) -> None:
+def wait_for_tokens(page: Page, limit_s: float = 120.0) -> None:
     """Wait until steps are counted and tokens are made."""
     end_s = time.monotonic() + limit_s
     while time.monotonic() < end_s:
@@ -139,5 +139,5 @@ def wait_for_tokens(page: Page, limit_s: float = 60.0) -> None:
 def open_page(page: Page, dashboard: Dashboard, path: str, question: str) -> None:
     """Open a page of the dashboard and wait for its heading."""
     page.goto(f"{dashboard.url}/{path}")
-    expect(page.get_by_role("heading", level=1)).to_contain_text(question)
-    expect(page.get_by_label("Engine status")).to_be_visible()
+    expect(page.get_by_role("heading", level=1)).to_contain_text(question, timeout=60_000)
+    expect(page.get_by_label("Engine status")).to_be_visible(timeout=60_000)

@@ -12,11 +12,14 @@ from tests.browser.conftest import PICTURES, Dashboard, open_page, status_bar, s
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
 PAGES = {
-    "": "continuous batching",
+    "": "How is one model serving",
     "live": "What is in the batch",
-    "kv_blocks": "block",
-    "roofline": "roof",
+    "kv_blocks": "Who holds which KV block",
+    "roofline": "Is the batch bound by",
+    "story": "What happened to this request",
     "prompt": "",
+    "scheduler": "Why does the batch look like this",
+    "failure_modes": "What goes wrong",
 }
 
 
