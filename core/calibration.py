@@ -89,7 +89,7 @@ def measured_device(ceilings: RooflineCeilings, memory_bytes: float, step_overhe
         memory_bandwidth=ceilings.dram_bytes_per_s,
         memory_bytes=memory_bytes,
         cache_bandwidth=ceilings.cache_bytes_per_s or 0.0,
-        cache_bytes=float(ceilings.working_set_bytes) if ceilings.cache_bytes_per_s else 0.0,
+        cache_bytes=ceilings.cache_bytes,
         step_overhead_s=step_overhead_s,
         measured=ceilings.measured,
         source=f"measured on this machine, {ceilings.dtype}",
