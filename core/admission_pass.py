@@ -210,7 +210,7 @@ class _Walk:
         """Book the overtaking that an admission was; True if it used up somebody's patience with the order."""
         for request in self.skipped:
             request.num_overtaken += 1
-        self.done = self._someone_is_due()
+        self.done = bool(self.skipped) and self._someone_is_due()
         if not self.state.order.by_prefix:
             return False
         older = [r for r in self.state.queue.oldest(joined.arrival_index) if r not in self.skipped]
@@ -226,12 +226,12 @@ class _Walk:
 
 def _try(state: SchedulerState, plan: StepPlan, request: Request) -> Refusal | None:
     """Admit the request, or say why not."""
-    seats = state.config.max_num_seqs
+    seats, running = state.config.max_num_seqs, state.num_running
     price = quote(state, request, max(plan.budget, 1))
-    memory = memory_refusal(state, plan, request, price) if isinstance(price, Quote) else None
-    if state.num_running >= seats:
+    memory = None if isinstance(price, Refusal) else memory_refusal(state, plan, request, price)
+    if running >= seats:
         plan.full_batch = plan.full_batch or (memory is not None and memory.bound is BoundBy.MEMORY)
-        return Refusal(BoundBy.SEATS, f"waits for a seat: {state.num_running} of {seats} taken")
+        return Refusal(BoundBy.SEATS, f"waits for a seat: {running} of {seats} taken")
     if memory is not None:
         return memory
     if plan.stalled:

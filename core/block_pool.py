@@ -16,60 +16,12 @@ Each operation checks everything it is about to do before it does the first part
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain, islice, repeat
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 from core.config import EvictionPolicy
 from core.errors import InvariantError
-
-exhaust = deque[object](maxlen=0).extend
-"""Runs an iterator to its end in C: the bulk operations below sit on the critical path of each token."""
-
-
-class EvictionQueue:
-    """Cached blocks that no table holds, in the order in which they would be overwritten.
-
-    LRU keeps one ordered bucket; LFU keeps one for each number of uses and starts with the smallest, the
-    least recently released first within a bucket. Push and remove are O(1). (A plain dict would do but for its
-    front: it walks over the gaps that removals leave there.)
-    """
-
-    __slots__ = ("_buckets", "_lfu", "size")
-
-    def __init__(self, policy: EvictionPolicy) -> None:
-        self._lfu = policy is EvictionPolicy.LFU
-        self._buckets: dict[int, OrderedDict[int, None]] = {0: OrderedDict()}
-        self.size = 0
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield block ids, the next one to be overwritten first."""
-        return chain.from_iterable(self._buckets[uses] for uses in sorted(self._buckets))
-
-    def first(self, count: int, but: Collection[int] = ()) -> list[int]:
-        """The next `count` blocks to be overwritten (fewer if there are not as many), leaving out `but`."""
-        if not but:
-            lone = next(iter(self._buckets.values())) if len(self._buckets) == 1 else self
-            return list(islice(lone, count))
-        return list(islice((b for b in self if b not in but), count))
-
-    def push(self, block_id: int, uses: int) -> None:
-        """Append a block that was just released after `uses` uses."""
-        bucket = self._buckets.setdefault(uses, OrderedDict()) if self._lfu else self._buckets[0]
-        bucket[block_id] = None
-        self.size += 1
-
-    def remove_all(self, block_ids: Sequence[int], uses: Sequence[int]) -> None:
-        """Take blocks out, because they are shared again or overwritten; `uses` by block, as when they were pushed."""
-        self.size -= len(block_ids)
-        if not self._lfu:
-            exhaust(map(self._buckets[0].__delitem__, block_ids))
-            return
-        for block_id in block_ids:
-            bucket = self._buckets[uses[block_id]]
-            del bucket[block_id]
-            if not bucket:
-                del self._buckets[uses[block_id]]
+from core.eviction import eviction_order, exhaust
 
 
 class BlockPool:
@@ -104,7 +56,7 @@ class BlockPool:
         self._uses = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
-        self._evictable = EvictionQueue(eviction_policy)
+        self._evictable = eviction_order(eviction_policy, num_blocks)
 
     @property
     def num_free(self) -> int:
@@ -177,13 +129,13 @@ class BlockPool:
             raise InvariantError(f"the free list or the eviction order is broken: asked for {count}, found {taken}")
         if from_free:
             del free[len(free) - from_free :]
-        if evicted:
+        if evicted or woken:
+            evictable.take(evicted, woken, self._uses)
             self._overwrite(evicted)
         exhaust(map(refs.__setitem__, taken, repeat(1)))
         if not shared:
             return taken
         uses = self._uses
-        evictable.remove_all(woken, uses)
         self.num_extra_refs += len(shared) - len(woken)
         for block_id in shared:
             refs[block_id] += 1
@@ -243,7 +195,7 @@ class BlockPool:
     def forget_all(self) -> None:
         """Empty the prefix index; cached blocks become free, live ones stay with their holders."""
         cached = list(self._evictable)
-        self._evictable.remove_all(cached, self._uses)
+        self._evictable.take(cached, (), self._uses)
         for block_id in self._index.values():
             self._hash_of[block_id] = None
         self._index.clear()
@@ -252,7 +204,7 @@ class BlockPool:
     def set_eviction_policy(self, policy: EvictionPolicy) -> None:
         """Change the order of eviction; the present order is kept among blocks that the new one ranks equal."""
         order = list(self._evictable)
-        self._evictable = EvictionQueue(policy)
+        self._evictable = eviction_order(policy, self.num_blocks)
         for block_id in order:
             self._evictable.push(block_id, self._uses[block_id])
 
@@ -282,9 +234,8 @@ class BlockPool:
                 raise InvariantError(f"the prefix index holds a stale entry for block {block_id}")
 
     def _overwrite(self, block_ids: list[int]) -> None:
-        """Take cached blocks out of the index and out of the order of eviction."""
+        """Take blocks out of the index."""
         hash_of, index = self._hash_of, self._index
-        self._evictable.remove_all(block_ids, self._uses)
         exhaust(map(index.__delitem__, map(hash_of.__getitem__, block_ids)))  # type: ignore[arg-type]
         exhaust(map(hash_of.__setitem__, block_ids, repeat(None)))
         self.num_evictions += len(block_ids)

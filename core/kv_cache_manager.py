@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from core.block_pool import BlockPool, exhaust
+from core.block_pool import BlockPool
 from core.config import CacheConfig
 from core.errors import InvariantError
+from core.eviction import exhaust
 from core.prefix_hash import PrefixChain
 from core.request import Request
 from core.snapshot import PoolCounts
@@ -102,6 +103,11 @@ class KVCacheManager:
     def caches(self, request: Request) -> bool:
         """True if the request may read and fill the prefix index."""
         return self.cache.enable_prefix_caching and request.use_prefix_cache
+
+    def prepare(self, request: Request) -> None:
+        """Name the request's first block, so that a look-up for a cold prompt costs nothing in a decision."""
+        if self.caches(request) and request.num_prompt_tokens > self.block_size:
+            self._chain(request).key(0)
 
     def match(self, request: Request) -> list[int]:
         """Blocks that already hold the head of the request's tokens; the last token is always left out."""

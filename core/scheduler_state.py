@@ -164,6 +164,7 @@ class SchedulerState:
             stop_ids=eos | frozenset(params.stop_token_ids),
         )
         self.queue.push(request)
+        self.kv.prepare(request)
         self.tell(request, now, "submitted", f"{request.num_prompt_tokens} prompt tokens", request.num_prompt_tokens)
 
     def seat(self, request: Request, now: float) -> bool:

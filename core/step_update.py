@@ -9,9 +9,10 @@ model length. The token that ends the output counts as one output token (its tex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import compress
 
 from core.errors import ExecutorError
-from core.outputs import ModelRunnerOutput, RequestEvent, SchedulerOutput, TopLogprobs
+from core.outputs import ModelRunnerOutput, RequestEvent, SchedulerOutput
 from core.request import FinishReason, Request, RequestStatus
 from core.scheduler_state import SchedulerState
 
@@ -36,8 +37,9 @@ def apply_step(
     tokens = _check_sampled(decision, result)
     logprobs = dict(result.logprobs)
     events: list[RequestEvent] = []
-    kv, size = state.kv, state.kv.block_size
-    tables, due = kv.tables, state.rows.due
+    kv, size, step = state.kv, state.kv.block_size, state.step
+    tables, due, tracks = kv.tables, state.rows.due, state.tracks
+    last_token_at = state.max_model_len - 1  # computed tokens of a request whose next token fills the model's length
     num_output = 0
     for request, count, start, samples, prefill in zip(
         rows,
@@ -54,18 +56,36 @@ def apply_step(
         request.num_computed_tokens = computed
         if prefill:
             state.tell(request, now, "chunk", f"tokens {start} to {computed - 1} computed", count)
+        request_id = request.request_id
         if count > 1 or computed % size == 0:
-            table = tables[request.request_id]
+            table = tables[request_id]
             kv.publish(table, computed)
             if not prefill and computed >= table.capacity_tokens:
-                due[request.request_id] = table
-        if samples:
-            num_output += 1
-            _append(state, request, token, now, logprobs, text_stop, events)
+                due[request_id] = table
+        if not samples:
+            continue
+        num_output += 1
+        output = request.output_token_ids
+        output.append(token)
+        request.token_times_s.append(now)
+        if logprobs:
+            events.append(RequestEvent(request_id, "token", now, step, token, logprobs=logprobs.get(request_id)))
+        else:
+            events.append(RequestEvent(request_id, "token", now, step, token))
+        if len(output) == 1:
+            request.first_token_time_s = now
+            state.tell(request, now, "first_token", f"{now - request.arrival_time_s:.6f} s after arrival", token)
+        stopped = token in tracks[request_id].stop_ids
+        if text_stop is not None and text_stop(request, token):
+            stopped = True
+        if stopped or len(output) >= request.sampling.max_tokens or computed >= last_token_at:
+            reason = _reason(request, stopped, state.max_model_len)
+            if reason is not None:
+                full = reason is FinishReason.CAPACITY
+                message = f"the model's length of {state.max_model_len} tokens is reached" if full else ""
+                events.append(state.end(request, RequestStatus.FINISHED, reason, now, message))
     state.counters.output_tokens += num_output
-    state.counters.prompt_tokens += sum(
-        [n for n, prefill in zip(decision.num_scheduled_tokens, decision.is_prefill, strict=True) if prefill]
-    )
+    state.counters.prompt_tokens += sum(compress(decision.num_scheduled_tokens, decision.is_prefill))
     state.rows.advance()
     for request in [r for r in state.catching_up if r.num_tokens - r.num_computed_tokens == 1 and r.output_token_ids]:
         state.caught_up(request)
@@ -85,38 +105,11 @@ def _check_sampled(decision: SchedulerOutput, result: ModelRunnerOutput) -> Iter
     return iter([token for _, token in result.sampled])
 
 
-def _append(
-    state: SchedulerState,
-    request: Request,
-    token: int,
-    now: float,
-    logprobs: dict[str, TopLogprobs],
-    text_stop: TextStop | None,
-    events: list[RequestEvent],
-) -> None:
-    """Give a request its new token and end it if that was the last one."""
-    output = request.output_token_ids
-    output.append(token)
-    request.token_times_s.append(now)
-    request_id = request.request_id
-    count = len(output)
-    if count == 1:
-        request.first_token_time_s = now
-        state.tell(request, now, "first_token", f"{now - request.arrival_time_s:.6f} s after arrival", token)
-    events.append(
-        RequestEvent(request_id, "token", now, state.step, token, logprobs=logprobs.get(request_id) if logprobs else None)
-    )
-    params = request.sampling
-    stopped = token in state.tracks[request_id].stop_ids
-    if text_stop is not None and text_stop(request, token):
-        stopped = True
-    if stopped and count >= params.min_tokens:
-        reason = FinishReason.STOP
-    elif count >= params.max_tokens:
-        reason = FinishReason.LENGTH
-    elif request.num_tokens >= state.max_model_len:
-        reason = FinishReason.CAPACITY
-    else:
-        return
-    message = f"the model's length of {state.max_model_len} tokens is reached" if reason is FinishReason.CAPACITY else ""
-    events.append(state.end(request, RequestStatus.FINISHED, reason, now, message))
+def _reason(request: Request, stopped: bool, max_model_len: int) -> FinishReason | None:
+    """Why a request ends with the token that it was just given; None if it goes on."""
+    count = len(request.output_token_ids)
+    if stopped and count >= request.sampling.min_tokens:
+        return FinishReason.STOP
+    if count >= request.sampling.max_tokens:
+        return FinishReason.LENGTH
+    return FinishReason.CAPACITY if request.num_tokens >= max_model_len else None

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from core.config import replace_knobs
 from core.errors import ExecutorError, InvariantError, RefusalReason, RequestRefused
 from core.outputs import ModelRunnerOutput
 from core.request import SLO, FinishReason, RequestStatus, SamplingParams
@@ -33,13 +34,15 @@ def test_usage_is_a_share_and_cached_blocks_are_not_live() -> None:
 # -- rows that are not scheduled (fault 29) --------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("policy", "budget"), [("chunked", 3), ("prefill_first", 61), ("separate", 64)])
+@pytest.mark.parametrize(("policy", "budget"), [("chunked", 8), ("prefill_first", 61), ("separate", 64)])
 def test_an_output_grows_exactly_in_the_steps_in_which_it_was_planned_whole(policy: str, budget: int) -> None:
     driver = Driver(create_scheduler(max_num_batched_tokens=budget, block_size=4, num_blocks=256, batch_policy=policy))
-    requests = [create_request(f"r{n}", 60 if n % 2 else 4, 12) for n in range(14)]
+    requests = [create_request(f"r{n}", 60 if n % 4 == 1 else 4, 40) for n in range(14)]
     driver.add(*requests)
     skipped = 0
     while driver.scheduler.has_work():
+        if len(driver.outputs) == 20 and policy == "chunked":
+            driver.scheduler.set_config(replace_knobs(driver.scheduler.config, max_num_batched_tokens=3), driver.now)
         before = {r.request_id: r.num_output_tokens for r in requests}
         running = {r.request_id for r in driver.scheduler.running if r.num_output_tokens}
         out = driver.step()

@@ -1,0 +1,134 @@
+"""The order in which cached blocks that no request holds are overwritten.
+
+    LRU   one line:   [released longest ago, ..., released last]
+    LFU   one line for each number of uses, the smallest number first, LRU within a line
+
+Both answer without changing anything (`first`) and then change (`take`), so that an allocation can be planned
+whole before its first part is done.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain, islice, repeat
+from typing import Protocol
+
+from core.config import EvictionPolicy
+
+exhaust = deque[object](maxlen=0).extend
+"""Runs an iterator to its end in C: bulk operations on blocks sit on the critical path of each token."""
+
+
+class EvictionOrder(Protocol):
+    """Cached blocks without a holder, the next one to be overwritten first.
+
+    Attributes:
+        size: number of blocks in the order.
+    """
+
+    size: int
+
+    def __iter__(self) -> Iterator[int]: ...
+
+    def first(self, count: int, but: Collection[int] = ()) -> list[int]:
+        """The next `count` blocks (fewer if there are not as many), leaving out `but`."""
+        ...
+
+    def push(self, block_id: int, uses: int) -> None:
+        """Append a block that was just released after `uses` uses."""
+        ...
+
+    def take(self, overwritten: Sequence[int], woken: Sequence[int], uses: Sequence[int]) -> None:
+        """Take out what `first` gave, and blocks that a request shares again; `uses` by block, as when pushed."""
+        ...
+
+
+class LruOrder:
+    """A queue of places. A block that is woken leaves a stale place behind, which is skipped when it reaches the front.
+
+    Place number n is `_blocks[n - _first]`; it is valid if `_place[block] == n`. With no stale place, which is
+    the common case, the front of the queue is the answer.
+    """
+
+    __slots__ = ("_blocks", "_first", "_place", "_stale", "size")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.size = 0
+        self._blocks: deque[int] = deque()
+        self._first = 0
+        self._place = [-1] * num_blocks
+        self._stale = 0
+
+    def __iter__(self) -> Iterator[int]:
+        place = self._place
+        return (block_id for number, block_id in enumerate(self._blocks, self._first) if place[block_id] == number)
+
+    def first(self, count: int, but: Collection[int] = ()) -> list[int]:
+        if not self._stale and not but:
+            return list(islice(self._blocks, count))
+        return list(islice((b for b in self if b not in but), count))
+
+    def push(self, block_id: int, uses: int) -> None:
+        if self._stale > self.size + 64:
+            self._compact()
+        self._place[block_id] = self._first + len(self._blocks)
+        self._blocks.append(block_id)
+        self.size += 1
+
+    def take(self, overwritten: Sequence[int], woken: Sequence[int], uses: Sequence[int]) -> None:
+        place, blocks = self._place, self._blocks
+        for block_id in woken:
+            place[block_id] = -1
+        self._stale += len(woken)
+        self.size -= len(woken) + len(overwritten)
+        left = len(overwritten)
+        if not self._stale:
+            self._first += left
+            exhaust(map(deque.popleft, repeat(blocks, left)))
+            return
+        while left:
+            if place[blocks.popleft()] == self._first:
+                left -= 1
+            else:
+                self._stale -= 1
+            self._first += 1
+
+    def _compact(self) -> None:
+        self._blocks = deque(self)
+        self._first = self._stale = 0
+        for number, block_id in enumerate(self._blocks):
+            self._place[block_id] = number
+
+
+class LfuOrder:
+    """One line for each number of uses."""
+
+    __slots__ = ("_lines", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._lines: dict[int, OrderedDict[int, None]] = {}
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self._lines[uses] for uses in sorted(self._lines))
+
+    def first(self, count: int, but: Collection[int] = ()) -> list[int]:
+        return list(islice((b for b in self if b not in but), count))
+
+    def push(self, block_id: int, uses: int) -> None:
+        self._lines.setdefault(uses, OrderedDict())[block_id] = None
+        self.size += 1
+
+    def take(self, overwritten: Sequence[int], woken: Sequence[int], uses: Sequence[int]) -> None:
+        self.size -= len(overwritten) + len(woken)
+        for block_id in chain(overwritten, woken):
+            line = self._lines[uses[block_id]]
+            del line[block_id]
+            if not line:
+                del self._lines[uses[block_id]]
+
+
+def eviction_order(policy: EvictionPolicy, num_blocks: int) -> EvictionOrder:
+    """An empty order of the policy for blocks 0 to num_blocks - 1."""
+    return LfuOrder() if policy is EvictionPolicy.LFU else LruOrder(num_blocks)
