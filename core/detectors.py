@@ -163,7 +163,7 @@ def memory_ceiling(records: Sequence[StepRecord]) -> Verdict:
 
 def preemption_thrash(records: Sequence[StepRecord]) -> Verdict:
     """Preemptions for each request that ended, over four windows."""
-    worst, began, limit = 0.0, None, 2.0
+    worst, began, limit = 0.0, None, 1.0
     for window in _windows(records, 4 * WINDOW):
         lost = sum(r.preempted for r in window)
         ratio = lost / max(sum(r.finished for r in window), 1)

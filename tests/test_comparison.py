@@ -1,0 +1,71 @@
+"""A failure mode run twice on a live engine: found in the sick run, gone in the cured one, settings back afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from core.comparison import Comparison
+from core.config import CacheConfig, EngineConfig, SchedulerConfig
+from core.control import LOCAL
+from core.errors import ControlRefused
+from core.failure_modes import failure_mode
+from core.live import LiveEngine
+from core.live_defaults import build_engine
+
+pytestmark = pytest.mark.xdist_group("live_engine")
+
+SETTINGS = SchedulerConfig(max_num_seqs=5)
+POOL = CacheConfig(num_blocks=77)
+
+
+@pytest.fixture
+def live() -> Iterator[LiveEngine]:
+    config = EngineConfig(model="tiny", dtype="float32", executor="inprocess", scheduler=SETTINGS, cache=POOL)
+    engine = LiveEngine(config, engine_factory=build_engine)
+    engine.launch()
+    end_s = time.monotonic() + 90
+    while engine.latest().info is None and time.monotonic() < end_s:
+        time.sleep(0.02)
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize("key", ["ragged-tail", "padding-waste", "preemption-thrash"])
+def test_the_detector_finds_it_and_the_cure_removes_it(key: str, live: LiveEngine) -> None:
+    comparison = Comparison(live, failure_mode(key), session_id=LOCAL)
+    comparison.start()
+    assert comparison.join(200), comparison.state
+    state = comparison.state
+    assert state.phase == "done", state.message
+    assert state.before is not None
+    assert state.after is not None
+    assert state.before.verdict.found, state.before.verdict
+    assert not state.after.verdict.found, state.after.verdict
+    assert len(state.before.requests) == len(state.after.requests) == failure_mode(key).load.total_requests
+    assert state.before.summary.output_tokens == state.after.summary.output_tokens, "the same load in both runs"
+    assert (live.config.scheduler, live.config.cache) == (SETTINGS, POOL)
+    assert live.load is None
+
+
+def test_a_session_without_control_runs_nothing(live: LiveEngine) -> None:
+    live.acquire("someone")
+    comparison = Comparison(live, failure_mode("ragged-tail"), session_id="viewer")
+    comparison.start()
+    assert comparison.join(20)
+    assert comparison.state.phase == "failed"
+    assert "control" in comparison.state.message
+    assert live.config.scheduler == SETTINGS
+
+
+def test_cancel_brings_the_settings_back(live: LiveEngine) -> None:
+    comparison = Comparison(live, failure_mode("ragged-tail"), session_id=LOCAL)
+    comparison.start()
+    comparison.cancel()
+    assert comparison.join(60)
+    assert comparison.state.phase == "cancelled"
+    assert live.config.scheduler == SETTINGS
+    with pytest.raises(ControlRefused):
+        live.pause(session_id="viewer")
