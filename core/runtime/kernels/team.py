@@ -1,11 +1,11 @@
 """Threads that work on one step together, and the barrier between its phases.
 
-    control words, a cache line each:  GENERATION | ARRIVED | PHASE | STOP | SLEEPERS | FUNCTION | DESCRIPTION
+    control words, a cache line each:  GENERATION | ARRIVED | PHASE | STOP | SLEEPERS | FUNCTION | DESCRIPTION | WAITERS
 
 Helpers live in one jitted call without the GIL: they spin a little after a step, then sleep on GENERATION. The
 caller bumps it, takes part as thread 0, and returns when all have arrived: one hand-over of the GIL a step, however
 many phases it has. Nothing here belongs to OpenMP or to Numba's own threads, so their idle spinning never meets
-ours. A barrier spins first and gives the core away when a peer has lost its own to another process.
+ours. A barrier spins first and sleeps when a peer has lost its core to another process.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from core.runtime.kernels.memory import (
     yield_cpu,
 )
 
-GENERATION, ARRIVED, PHASE, STOP, SLEEPERS, FUNCTION, DESCRIPTION = (64 * i for i in range(7))
-CONTROL_WORDS = 7 * 8
-SPIN_BEFORE_YIELD = 2_000
+GENERATION, ARRIVED, PHASE, STOP, SLEEPERS, FUNCTION, DESCRIPTION, WAITERS = (64 * i for i in range(8))
+CONTROL_WORDS = 8 * 8
+SPIN_BEFORE_WAIT = 2_000
 SPIN_BEFORE_SLEEP = 4_000
 
 
@@ -44,13 +44,19 @@ def barrier(control: int, threads: int) -> None:
     phase = load_acquire(control + PHASE)
     if fetch_add(control + ARRIVED, 1) == threads - 1:
         store_release(control + ARRIVED, 0)
-        store_release(control + PHASE, phase + 1)
+        fetch_add(control + PHASE, 1)
+        if FUTEX and load_acquire(control + WAITERS) != 0:
+            futex_wake(control + PHASE, 1 << 30)
         return
     spins = 0
     while load_acquire(control + PHASE) == phase:
         spins += 1
-        if spins < SPIN_BEFORE_YIELD:
+        if spins < SPIN_BEFORE_WAIT:
             pause()
+        elif FUTEX:
+            fetch_add(control + WAITERS, 1)
+            futex_wait(control + PHASE, phase)
+            fetch_add(control + WAITERS, -1)
         else:
             yield_cpu()
 
