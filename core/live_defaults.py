@@ -22,10 +22,11 @@ from core.engine import Engine
 from core.errors import ConfigError
 from core.factory import create_engine
 from core.live import LiveEngine
-from core.load_spec import LoadSpec
+from core.load_spec import ArrivalProcess, LoadSpec
 from core.snapshot import RooflineCeilings
 
-FIRST_RATE_PER_S = 0.7
+FIRST_USERS = 16
+FIRST_THINK_S = 2.0
 
 _KEEP_STEPS = 20_000
 
@@ -61,10 +62,11 @@ def config_from_environment(environment: Mapping[str, str]) -> EngineConfig:
 
 def load_from_environment(environment: Mapping[str, str]) -> LoadSpec | None:
     """The first load, None if the rate is 0 (ConfigError for a value that makes no sense)."""
-    rate = _number(environment, "BATCHSCOPE_RATE", FIRST_RATE_PER_S)
-    if rate == 0:
-        return None
-    return LoadSpec(rate_per_s=rate, seed=int(_number(environment, "BATCHSCOPE_SEED", 0)))
+    seed = int(_number(environment, "BATCHSCOPE_SEED", 0))
+    if not environment.get("BATCHSCOPE_RATE"):
+        return LoadSpec(process=ArrivalProcess.CLOSED_LOOP, users=FIRST_USERS, think_time_s=FIRST_THINK_S, seed=seed)
+    rate = _number(environment, "BATCHSCOPE_RATE", 0)
+    return LoadSpec(rate_per_s=rate, seed=seed) if rate else None
 
 
 def live_from_environment(config: EngineConfig | None, options: Mapping[str, Any]) -> LiveEngine:
