@@ -12,10 +12,14 @@ exactly one of three sets, and every call moves whole blocks between them or cha
     free + cached + live = num_blocks
 
 Each operation checks everything it is about to do before it does the first part of it.
+
+An entry of the index is valid while its block is marked published. Overwriting a block only clears that mark, one
+byte, because it happens on the critical path of a decision; the dead entry goes when the block is published again.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 
@@ -38,6 +42,7 @@ class BlockPool:
         "_free",
         "_hash_of",
         "_index",
+        "_published",
         "_refs",
         "_uses",
         "last_use",
@@ -52,8 +57,9 @@ class BlockPool:
         self.num_extra_refs = 0
         self.last_use = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._refs = [0] * num_blocks
+        self._refs = array("l", bytes(num_blocks * array("l").itemsize))
         self._uses = [0] * num_blocks
+        self._published = bytearray(num_blocks)
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
         self._evictable = eviction_order(eviction_policy, num_blocks)
@@ -84,19 +90,20 @@ class BlockPool:
 
     def is_cached(self, block_id: int) -> bool:
         """True for a block in the prefix index, held by a request or not."""
-        return self._hash_of[block_id] is not None
+        return bool(self._published[block_id])
 
     def is_evictable(self, block_id: int) -> bool:
         """True for a block in the prefix index that no request holds."""
-        return self._refs[block_id] == 0 and self._hash_of[block_id] is not None
+        return self._refs[block_id] == 0 and bool(self._published[block_id])
 
     def lookup(self, block_hash: bytes) -> int | None:
         """Return the block that holds the content named by `block_hash`, or None."""
-        return self._index.get(block_hash)
+        block_id = self._index.get(block_hash)
+        return block_id if block_id is not None and self._published[block_id] else None
 
     def index_items(self) -> Iterable[tuple[bytes, int]]:
         """Pairs (hash, block) of the prefix index."""
-        return self._index.items()
+        return [(block_hash, block_id) for block_hash, block_id in self._index.items() if self._published[block_id]]
 
     def num_exclusive(self, block_ids: Iterable[int]) -> int:
         """How many of the blocks would become available if their one holder released them."""
@@ -116,22 +123,22 @@ class BlockPool:
         free, refs, evictable = self._free, self._refs, self._evictable
         from_free = min(count, len(free))
         missing = count - from_free
-        woken = [b for b in shared if refs[b] == 0] if shared else []
-        if woken and any(self._hash_of[b] is None for b in woken):
+        woken = [b for b in shared if refs[b] == 0] if shared else ()
+        if woken and not all(map(self._published.__getitem__, woken)):
             raise InvariantError(f"one of the blocks {woken} is free, so it cannot be shared")
         if missing > evictable.size - len(woken):
             return None
-        taken = free[len(free) - from_free :]
-        taken.reverse()
+        taken = free[: -from_free - 1 : -1]
         evicted = evictable.first(missing, woken) if missing else []
         taken += evicted
         if len(taken) != count or any(map(refs.__getitem__, taken)):
             raise InvariantError(f"the free list or the eviction order is broken: asked for {count}, found {taken}")
         if from_free:
-            del free[len(free) - from_free :]
+            del free[-from_free:]
         if evicted or woken:
             evictable.take(evicted, woken, self._uses)
-            self._overwrite(evicted)
+            exhaust(map(self._published.__setitem__, evicted, repeat(0)))
+            self.num_evictions += len(evicted)
         exhaust(map(refs.__setitem__, taken, repeat(1)))
         if not shared:
             return taken
@@ -157,7 +164,7 @@ class BlockPool:
             if refs[block_id] < 1:
                 raise InvariantError(f"block {block_id} is released though no table holds it (double free)")
         gone = 0
-        hash_of, last_use, free = self._hash_of, self.last_use, self._free
+        published, last_use, free = self._published, self.last_use, self._free
         for block_id in reversed(block_ids):
             left = refs[block_id] - 1
             refs[block_id] = left
@@ -166,10 +173,10 @@ class BlockPool:
                 self.num_extra_refs -= 1
             else:
                 gone += 1
-                if hash_of[block_id] is None:
-                    free.append(block_id)
-                else:
+                if published[block_id]:
                     self._evictable.push(block_id, self._uses[block_id])
+                else:
+                    free.append(block_id)
         return gone
 
     def publish(self, block_id: int, block_hash: bytes) -> bool:
@@ -182,13 +189,20 @@ class BlockPool:
         """
         if self._refs[block_id] < 1:
             raise InvariantError(f"block {block_id} is not live, so its content cannot be published")
-        held = self._hash_of[block_id]
-        if held is not None and held != block_hash:
+        index, hash_of, published = self._index, self._hash_of, self._published
+        held = hash_of[block_id]
+        if published[block_id] and held != block_hash:
             raise InvariantError(f"block {block_id} is in the prefix index under another hash")
-        if block_hash in self._index:
-            return False
-        self._index[block_hash] = block_id
-        self._hash_of[block_id] = block_hash
+        there = index.get(block_hash)
+        if there is not None:
+            if published[there]:
+                return False
+            hash_of[there] = None
+        if held is not None and held != block_hash:
+            del index[held]
+        index[block_hash] = block_id
+        hash_of[block_id] = block_hash
+        published[block_id] = 1
         self._uses[block_id] = 1
         return True
 
@@ -196,8 +210,8 @@ class BlockPool:
         """Empty the prefix index; cached blocks become free, live ones stay with their holders."""
         cached = list(self._evictable)
         self._evictable.take(cached, (), self._uses)
-        for block_id in self._index.values():
-            self._hash_of[block_id] = None
+        self._published = bytearray(self.num_blocks)
+        self._hash_of = [None] * self.num_blocks
         self._index.clear()
         self._free += cached
 
@@ -218,24 +232,17 @@ class BlockPool:
         if len(free) != len(self._free) or len(waiting) != self._evictable.size:
             raise InvariantError("a block is twice in the free list or in the order of eviction")
         for block_id in range(self.num_blocks):
-            refs, block_hash = self._refs[block_id], self._hash_of[block_id]
+            refs, published, block_hash = self._refs[block_id], self._published[block_id], self._hash_of[block_id]
             evictable = block_id in waiting
             if refs < 0 or (refs > 0) + (block_id in free) + evictable != 1:
                 raise InvariantError(f"block {block_id}: {refs} references, free {block_id in free}, cached {evictable}")
             if block_hash is not None and self._index.get(block_hash) != block_id:
                 raise InvariantError(f"block {block_id} has a hash that the index gives to another block")
-            if block_hash is None and evictable:
-                raise InvariantError(f"block {block_id} is kept for reuse but has no hash")
+            if (published and block_hash is None) or (evictable and not published):
+                raise InvariantError(f"block {block_id} is kept for reuse but has no entry in the index")
         extra = sum(refs - 1 for refs in self._refs if refs > 1)
         if extra != self.num_extra_refs:
             raise InvariantError(f"{extra} references beyond the first, {self.num_extra_refs} counted")
         for block_hash, block_id in self._index.items():
             if self._hash_of[block_id] != block_hash:
-                raise InvariantError(f"the prefix index holds a stale entry for block {block_id}")
-
-    def _overwrite(self, block_ids: list[int]) -> None:
-        """Take blocks out of the index."""
-        hash_of, index = self._hash_of, self._index
-        exhaust(map(index.__delitem__, map(hash_of.__getitem__, block_ids)))  # type: ignore[arg-type]
-        exhaust(map(hash_of.__setitem__, block_ids, repeat(None)))
-        self.num_evictions += len(block_ids)
+                raise InvariantError(f"the prefix index gives block {block_id} to a content that it does not hold")

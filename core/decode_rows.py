@@ -1,37 +1,46 @@
 """Decoding requests as parallel columns, and the few of them that the next step must visit.
 
-    requests  ids  computed          one entry a row; a steady step copies columns and visits no row
-    due                              rows at the end of their last block (about rows / block_size of them)
+    requests  tracks  ids  computed       one entry a row; a steady step copies columns and visits no row
+    due                                   rows at the end of their last block (about rows / block_size of them)
 
-A decision lends its columns to the step under way, so a change while they are lent starts new lists.
+A row is found through its place and taken out by moving the last row there. A decision lends its columns to the
+step under way, so a change while they are lent starts new lists.
 """
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 from core.kv_cache_manager import BlockTable
 from core.request import Request
 
+T = TypeVar("T")
 
-class DecodeRows:
+
+class DecodeRows(Generic[T]):
     """Requests that compute one token a step.
 
     Attributes:
-        computed: computed tokens of each row, read again after each step.
+        requests: the rows.
+        tracks: what the scheduler keeps of each row.
+        computed: computed tokens of each row.
         due: tables of the rows that need a block before their next token, by id.
     """
 
-    __slots__ = ("_id_list", "_ids", "_lent", "computed", "due", "requests")
+    __slots__ = ("_id_list", "_ids", "_lent", "_place", "computed", "due", "requests", "tracks")
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
+        self.tracks: list[T] = []
         self.computed: list[int] = []
         self.due: dict[str, BlockTable] = {}
         self._id_list: list[str] = []
         self._ids: tuple[str, ...] | None = ()
+        self._place: dict[str, int] = {}
         self._lent = False
 
     def __len__(self) -> int:
-        return len(self.requests)
+        return len(self.computed)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -41,38 +50,51 @@ class DecodeRows:
             ids = self._ids = tuple(self._id_list)
         return ids
 
-    def lend(self) -> list[Request]:
-        """The rows as they are now; the list never changes afterwards."""
+    def lend(self) -> tuple[list[Request], list[T]]:
+        """The rows and tracks as they are now; these lists never change afterwards."""
         self._lent = True
-        return self.requests
+        return self.requests, self.tracks
 
-    def add(self, request: Request, table: BlockTable) -> None:
+    def add(self, request: Request, track: T, table: BlockTable) -> None:
         """Append a row."""
         self._own()
+        request_id = request.request_id
+        self._place[request_id] = len(self.requests)
         self.requests.append(request)
-        self._id_list.append(request.request_id)
+        self.tracks.append(track)
         self.computed.append(request.num_computed_tokens)
+        self._id_list.append(request_id)
         if request.num_computed_tokens >= table.capacity_tokens:
-            self.due[request.request_id] = table
+            self.due[request_id] = table
 
     def remove(self, request: Request) -> bool:
         """Take a row out; False if the request is not here."""
-        self.due.pop(request.request_id, None)
-        try:
-            at = self.requests.index(request)
-        except ValueError:
+        request_id = request.request_id
+        self.due.pop(request_id, None)
+        at = self._place.pop(request_id, None)
+        if at is None:
             return False
         self._own()
-        del self.requests[at], self._id_list[at], self.computed[at]
+        requests, tracks, computed, ids = self.requests, self.tracks, self.computed, self._id_list
+        last = requests.pop(), tracks.pop(), computed.pop(), ids.pop()
+        if at < len(ids):
+            requests[at], tracks[at], computed[at], ids[at] = last
+            self._place[last[3]] = at
         return True
 
-    def advance(self) -> None:
-        """Read the computed tokens again, after a step was booked."""
-        self.computed = [r.num_computed_tokens for r in self.requests]
+    def advance(self, *, all_ran: bool) -> None:
+        """One step was run by all rows, or by some: then what each has computed is read again."""
+        self.computed = [c + 1 for c in self.computed] if all_ran else [r.num_computed_tokens for r in self.requests]
+
+    def refresh(self) -> None:
+        """Prepare the columns of the next decision while the rows that changed are still at hand."""
+        if self._ids is None:
+            self._ids = tuple(self._id_list)
 
     def _own(self) -> None:
         """Before a change: leave lent lists to their borrower."""
         self._ids = None
         if self._lent:
             self.requests = self.requests.copy()
+            self.tracks = self.tracks.copy()
             self._lent = False

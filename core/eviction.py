@@ -9,6 +9,7 @@ whole before its first part is done.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, islice, repeat
@@ -57,7 +58,7 @@ class LruOrder:
         self.size = 0
         self._blocks: deque[int] = deque()
         self._first = 0
-        self._place = [-1] * num_blocks
+        self._place = array("q", [-1]) * num_blocks
         self._stale = 0
 
     def __iter__(self) -> Iterator[int]:

@@ -68,6 +68,8 @@ def _check_sets(state: SchedulerState) -> None:
     if state.num_running > state.config.max_num_seqs:
         raise broken(None, f"{state.num_running} requests run on {state.config.max_num_seqs} seats")
     running = state.running()
+    if state.num_running != len(running):
+        raise broken(None, f"{state.num_running} seats are counted, {len(running)} requests run")
     if len({id(r) for r in running}) != len(running):
         raise broken(None, "a request is twice among the running")
     for request in running:

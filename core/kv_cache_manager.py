@@ -113,10 +113,10 @@ class KVCacheManager:
         """Blocks that already hold the head of the request's tokens; the last token is always left out."""
         if not self.caches(request):
             return []
-        lookup, chain = self.pool.lookup, self._chain(request)
+        lookup, key = self.pool.lookup, self._chain(request).key
         hits: list[int] = []
         for index in range((request.num_tokens - 1) // self.block_size):
-            block_id = lookup(chain.key(index))
+            block_id = lookup(key(index))
             if block_id is None:
                 break
             hits.append(block_id)

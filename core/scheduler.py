@@ -32,7 +32,7 @@ from core.scheduler_state import Counters, SchedulerState
 from core.scheduler_views import block_map, tenant_views
 from core.settings_change import change_cache, change_config, lose_kv
 from core.snapshot import BlockMapView, TenantView, Totals
-from core.step_plan import StepPlan
+from core.step_plan import Flight, StepPlan
 from core.step_update import TextStop, apply_step
 
 
@@ -74,7 +74,7 @@ class Scheduler:
         )
         self.text_stop: TextStop | None = None
         self._deadlines: list[tuple[float, int, Request]] = []
-        self._flight: tuple[SchedulerOutput, list[Request]] | None = None
+        self._flight: Flight | None = None
         self._plan: StepPlan | None = None
 
     # -- what others read --------------------------------------------------------------------------------
@@ -334,12 +334,11 @@ class Scheduler:
             ExecutorError: if the tokens do not belong to the rows that sample.
         """
         flight = self._flight
-        if flight is None or flight[0].step != scheduler_output.step:
+        if flight is None or flight.output.step != scheduler_output.step:
             raise InvariantError(f"step {scheduler_output.step} is not the decision that waits to be booked")
         state = self._state
-        rows = flight[1]
         self._tell_joins()
-        booked = apply_step(state, rows, flight[0], runner_output, now, self.text_stop)
+        booked = apply_step(state, flight, runner_output, now, self.text_stop)
         self._flight = self._plan = None
         events, state.pending.events = state.pending.events, []
         events += booked
@@ -351,7 +350,7 @@ class Scheduler:
         Raises:
             InvariantError: with the story of the request concerned.
         """
-        check_laws(self._state, self._flight[0] if self._flight else None)
+        check_laws(self._state, self._flight.output if self._flight else None)
 
     # -- parts -------------------------------------------------------------------------------------------
 
@@ -382,11 +381,12 @@ class Scheduler:
 
     def _launch(self, plan: StepPlan) -> SchedulerOutput:
         state = self._state
-        output, rows = plan.build()
-        state.stamp_rows(plan.entries if plan.chosen is None else rows, all_decodes=plan.chosen is None)
+        flight = plan.build()
+        all_decodes = flight.all_decodes
+        state.stamp_rows(plan.entries if all_decodes else flight.rows, all_decodes=all_decodes)
         state.boundary_arrivals = state.num_arrivals
-        self._flight, self._plan = (output, rows), plan
-        return output
+        self._flight, self._plan = flight, plan
+        return flight.output
 
     def _tell_joins(self) -> None:
         """Bring the stories up to the decision under way, before anything else is told."""

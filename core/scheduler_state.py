@@ -26,6 +26,8 @@ from core.story_words import block_words
 from core.tenant_ledger import Account, TenantLedger
 from core.waiting_queue import WaitingQueue
 
+_NO_TOKENS: frozenset[int] = frozenset()
+
 
 @dataclass(slots=True)
 class Counters:
@@ -58,6 +60,7 @@ class Track:
     account: Account
     sampling_seed: int
     stop_ids: frozenset[int]
+    max_tokens: int
     high_water_tokens: int = 0
     preempted_at_s: float = 0.0
     why: str = ""
@@ -99,8 +102,9 @@ class SchedulerState:
         self.boundary_arrivals = 0  # arrivals before the latest decision
         self.requests: dict[str, Request] = {}
         self.tracks: dict[str, Track] = {}
-        self.rows = DecodeRows()
+        self.rows: DecodeRows[Track] = DecodeRows()
         self.catching_up: list[Request] = []
+        self.num_running = 0  # requests that hold a seat: rows and catching_up
         self.preempted: dict[str, Request] = {}
         self.fixed: FixedBatch | None = None
         self.ended: list[Request] = []
@@ -125,11 +129,6 @@ class SchedulerState:
         self.queue = self._new_queue(self.order)
         for request in waiting:
             self.queue.push(request)
-
-    @property
-    def num_running(self) -> int:
-        """Requests that hold a seat."""
-        return len(self.rows) + len(self.catching_up)
 
     @property
     def num_waiting(self) -> int:
@@ -157,11 +156,12 @@ class SchedulerState:
         self.requests[request_id] = request
         self.ledger.arrive(request.tenant, now)
         params = request.sampling
-        eos = frozenset() if params.ignore_eos else self.eos_token_ids
+        eos = _NO_TOKENS if params.ignore_eos else self.eos_token_ids
         self.tracks[request_id] = Track(
             account=self.ledger.account(request.tenant),
             sampling_seed=params.seed if params.seed is not None else derive_seed(self.seed, request_id),
-            stop_ids=eos | frozenset(params.stop_token_ids),
+            stop_ids=eos.union(params.stop_token_ids) if params.stop_token_ids else eos,
+            max_tokens=params.max_tokens,
         )
         self.queue.push(request)
         self.kv.prepare(request)
@@ -180,13 +180,15 @@ class SchedulerState:
         track.account.queued -= 1
         track.account.running += 1
         self.catching_up.append(request)
+        self.num_running += 1
         return resumed
 
     def caught_up(self, request: Request) -> None:
         """A running request has one token left to compute: from now on it decodes."""
         self.catching_up.remove(request)
-        self.rows.add(request, self.kv.tables[request.request_id])
-        self.tracks[request.request_id].account.decode_rows += 1
+        track = self.tracks[request.request_id]
+        self.rows.add(request, track, self.kv.tables[request.request_id])
+        track.account.decode_rows += 1
 
     def unseat(self, request: Request) -> None:
         """A running request loses its seat; its blocks and its status are the caller's business."""
@@ -196,6 +198,7 @@ class SchedulerState:
         else:
             self.catching_up.remove(request)
         account.running -= 1
+        self.num_running -= 1
         self.pending.released.append(request.request_id)
 
     def end(self, request: Request, status: RequestStatus, reason: FinishReason, now: float, message: str = "") -> RequestEvent:

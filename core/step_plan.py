@@ -8,14 +8,29 @@ scheduled and preempted in one step.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import add
 
 from core.outputs import BoundBy, NewRequestData, PassedOver, Preemption, RequestEvent, SchedulerOutput
 from core.request import Request, RequestStatus
-from core.scheduler_state import SchedulerState
+from core.scheduler_state import SchedulerState, Track
 
 MAX_PASSED_OVER = 16
+
+
+@dataclass(slots=True)
+class Flight:
+    """A decision under way, with its rows as the scheduler knows them, in row order.
+
+    Attributes:
+        all_decodes: every decoding row is among them.
+    """
+
+    output: SchedulerOutput
+    rows: list[Request]
+    tracks: list[Track]
+    all_decodes: bool
 
 
 class StepPlan:
@@ -162,13 +177,14 @@ class StepPlan:
         """Rows planned so far."""
         return (len(self.state.rows) if self.chosen is None else len(self.chosen)) + len(self.entries)
 
-    def build(self) -> tuple[SchedulerOutput, list[Request]]:
-        """Freeze the step; also return its rows as requests, in the same order."""
+    def build(self) -> Flight:
+        """Freeze the step."""
         state = self.state
         if self.chosen is None:
-            rows, ids, contexts = state.rows.lend(), state.rows.ids, tuple(state.rows.computed)
+            (rows, tracks), ids, contexts = state.rows.lend(), state.rows.ids, tuple(state.rows.computed)
         else:
             rows = self.chosen.copy()
+            tracks = [state.tracks[r.request_id] for r in rows]
             ids = tuple([r.request_id for r in rows])
             contexts = tuple([r.num_computed_tokens for r in rows])
         scheduled, samples, is_prefill = _decode_columns(len(rows))
@@ -177,6 +193,7 @@ class StepPlan:
         if entries:
             starts = [r.num_computed_tokens for r in entries]
             rows = [*rows, *entries]
+            tracks = [*tracks, *[state.tracks[r.request_id] for r in entries]]
             ids += tuple([r.request_id for r in entries])
             scheduled += tuple(self.entry_tokens)
             contexts += tuple(starts)
@@ -211,7 +228,7 @@ class StepPlan:
             decided_rows=self.decided_rows,
             late_joins=self.late_joins,
         )
-        return output, rows
+        return Flight(output, rows, tracks, self.chosen is None)
 
     def _drop_ended_entries(self) -> None:
         """Leave out rows that were cancelled between a decision and its amendment."""

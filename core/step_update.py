@@ -15,34 +15,38 @@ from core.errors import ExecutorError
 from core.outputs import ModelRunnerOutput, RequestEvent, SchedulerOutput
 from core.request import FinishReason, Request, RequestStatus
 from core.scheduler_state import SchedulerState
+from core.step_plan import Flight
 
 TextStop = Callable[[Request, int], bool]
 
 
 def apply_step(
     state: SchedulerState,
-    rows: list[Request],
-    decision: SchedulerOutput,
+    flight: Flight,
     result: ModelRunnerOutput,
     now: float,
     text_stop: TextStop | None,
 ) -> list[RequestEvent]:
-    """Book one step; `rows` are the requests of the decision's rows.
+    """Book one step.
 
     A row whose request was cancelled or preempted after the decision is skipped and its token dropped.
 
     Raises:
         ExecutorError: if the tokens are not exactly those of the rows that sample, in row order.
     """
+    decision = flight.output
     tokens = _check_sampled(decision, result)
     logprobs = dict(result.logprobs)
     events: list[RequestEvent] = []
     kv, size, step = state.kv, state.kv.block_size, state.step
-    tables, due, tracks = kv.tables, state.rows.due, state.tracks
+    tables, rows, due = kv.tables, state.rows, state.rows.due
+    if flight.all_decodes:
+        rows.advance(all_ran=True)
     last_token_at = state.max_model_len - 1  # computed tokens of a request whose next token fills the model's length
     num_output = 0
-    for request, count, start, samples, prefill in zip(
-        rows,
+    for request, track, count, start, samples, prefill in zip(
+        flight.rows,
+        flight.tracks,
         decision.num_scheduled_tokens,
         decision.num_computed_tokens,
         decision.samples,
@@ -75,10 +79,10 @@ def apply_step(
         if len(output) == 1:
             request.first_token_time_s = now
             state.tell(request, now, "first_token", f"{now - request.arrival_time_s:.6f} s after arrival", token)
-        stopped = token in tracks[request_id].stop_ids
+        stopped = token in track.stop_ids
         if text_stop is not None and text_stop(request, token):
             stopped = True
-        if stopped or len(output) >= request.sampling.max_tokens or computed >= last_token_at:
+        if stopped or len(output) >= track.max_tokens or computed >= last_token_at:
             reason = _reason(request, stopped, state.max_model_len)
             if reason is not None:
                 full = reason is FinishReason.CAPACITY
@@ -86,9 +90,11 @@ def apply_step(
                 events.append(state.end(request, RequestStatus.FINISHED, reason, now, message))
     state.counters.output_tokens += num_output
     state.counters.prompt_tokens += sum(compress(decision.num_scheduled_tokens, decision.is_prefill))
-    state.rows.advance()
+    if not flight.all_decodes:
+        rows.advance(all_ran=False)
     for request in [r for r in state.catching_up if r.num_tokens - r.num_computed_tokens == 1 and r.output_token_ids]:
         state.caught_up(request)
+    rows.refresh()
     return events
 
 

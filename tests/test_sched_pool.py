@@ -32,6 +32,7 @@ def state_of(pool: BlockPool) -> tuple[object, ...]:
         list(pool._refs),
         list(pool._hash_of),
         dict(pool._index),
+        bytes(pool._published),
         list(pool._evictable),
         list(pool._uses),
         list(pool.last_use),
