@@ -72,13 +72,14 @@ class ModelRunner:
     @property
     def info(self) -> ExecutorInfo:
         stored, read = self._weight_bytes
+        saved = int(getattr(self._model.backend, "saved_bytes", 0))  # a backend may hold the matrices in fewer bits
         return ExecutorInfo(
             spec=self._spec,
             model_label=self._label,
             device=_device_label(self._device),
             dtype=str(self._dtype).removeprefix("torch."),
-            weight_bytes=stored,
-            weight_bytes_read=read,
+            weight_bytes=stored - saved,
+            weight_bytes_read=read - saved,
             kv_bytes_per_token=self._cache.bytes_per_token,
             block_size=self._cache.block_size,
             num_blocks=self._cache.num_blocks,

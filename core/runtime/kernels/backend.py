@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from core.errors import ConfigError
 from core.model_spec import ModelSpec
 from core.runtime.backend import KVCache, ModelWeights, StepBatch
 from core.runtime.kernels.compiler import cache_folder, unavailable_reason
@@ -57,9 +58,10 @@ def create_backend(
     if reason:
         _LOG.info("plain path: %s", reason)
         return None
-    if weight_dtype != "same":
-        return None
-    return KernelBackend(is_prepared() if wait is None else wait)
+    if wait is None:
+        # int8 never begins with the plain path, whose weights are others
+        wait = weight_dtype == "int8" or is_prepared()
+    return KernelBackend(wait, weight_dtype=weight_dtype)
 
 
 def is_prepared() -> bool:
@@ -67,7 +69,7 @@ def is_prepared() -> bool:
     return not unavailable_reason() and (cache_folder() / _MARKER).exists()
 
 
-def prepare(dtypes: tuple[str, ...] = ("bfloat16", "float32")) -> None:
+def prepare(dtypes: tuple[str, ...] = ("bfloat16", "float32", "int8")) -> None:
     """Compile everything into the user's cache folder; at installation or before a test run."""
     from core.runtime.kernels.fast_path import compile_all
 
@@ -81,10 +83,12 @@ class KernelBackend(PlainBackend):
     Args:
         wait: compile in `bind` rather than beside the first steps.
         threads: size of the team; 0 takes torch.get_num_threads().
+        weight_dtype: "same", or "int8" (a failure to compile then raises: there is no plain path for it).
     """
 
-    def __init__(self, wait: bool = True, threads: int = 0) -> None:
+    def __init__(self, wait: bool = True, threads: int = 0, weight_dtype: str = "same") -> None:
         super().__init__()
+        self._weight_dtype = weight_dtype
         self._wait = wait
         self._threads = threads or torch.get_num_threads()
         self._job: threading.Thread | None = None
@@ -95,7 +99,8 @@ class KernelBackend(PlainBackend):
     @property
     def name(self) -> str:
         if self._fast is not None or self._built is not None:
-            return f"compiled kernels, {self._threads} threads"
+            weights = ", int8 weights" if self._weight_dtype == "int8" else ""
+            return f"compiled kernels, {self._threads} threads{weights}"
         return f"plain PyTorch ({self._failure or 'kernels are being compiled'})"
 
     def bind(self, spec: ModelSpec, weights: ModelWeights) -> None:
@@ -104,6 +109,14 @@ class KernelBackend(PlainBackend):
         self._job.start()
         if self._wait:
             self.wait()
+        if self._failure and self._weight_dtype == "int8":
+            raise ConfigError(f"weight_dtype int8 needs the compiled kernels: {self._failure}; choose same")
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of weights that a step reads less than the plain path would, because they are packed in int8."""
+        ready = self._fast or self._built
+        return 0 if ready is None else ready.saved_bytes
 
     def wait(self) -> None:
         """Wait until the kernels are compiled; the next step uses them."""
@@ -136,7 +149,7 @@ class KernelBackend(PlainBackend):
         try:
             from core.runtime.kernels.fast_path import FastPath
 
-            self._built = FastPath(spec, weights, _DTYPES[weights.embedding.dtype], self._threads)
+            self._built = FastPath(spec, weights, _DTYPES[weights.embedding.dtype], self._threads, self._weight_dtype)
             (cache_folder() / _MARKER).touch()
         except Exception as error:
             self._failure = f"kernels failed to compile: {error}"

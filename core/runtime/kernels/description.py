@@ -22,6 +22,7 @@ class Word(IntEnum):
     CONTROL = auto()
     COUNTERS = auto()
     FUNCTIONS = auto()
+    PRODUCT_FUNCTIONS = auto()
     SCRATCH = auto()
     SCRATCH_BYTES = auto()
     # the model; panel counts and the bytes from panel to panel

@@ -34,13 +34,16 @@ class FastPath:
 
     Args:
         dtype: "bfloat16" or "float32", the element type of weights and cache.
+        weight_dtype: "same", or "int8": projections and head rounded to 8 bits with one scale an output.
     """
 
-    def __init__(self, spec: ModelSpec, weights: ModelWeights, dtype: str, threads: int) -> None:
+    def __init__(self, spec: ModelSpec, weights: ModelWeights, dtype: str, threads: int, weight_dtype: str = "same") -> None:
         self._spec, self._weights = spec, weights
-        self._team = compile_all((dtype,), threads)
+        self._int8 = weight_dtype == "int8"
+        self._team = compile_all((dtype, "int8") if self._int8 else (dtype,), threads)
         self._step = compiled_step()
         self._small: list[torch.Tensor] = []
+        self._plain_bytes = 0
         self._packed: list[tuple[LinearWeight, PackedWeight]] = []
         self._layers = np.zeros((spec.num_layers, LAYER_WORDS), np.int64)
         self._counters = np.zeros((spec.num_layers * COUNTERS_A_LAYER + 1) * COUNTER_BYTES // 8, np.int64)
@@ -73,6 +76,11 @@ class FastPath:
         logits = self._buffers.logits(count)
         return logits.clone() if logits.numel() <= _KEEP_LOGITS else logits
 
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of projections and head that a step reads less than the plain weights have; 0 without int8."""
+        return self._plain_bytes - sum(packed.panels * packed.panel_bytes for _, packed in self._packed) if self._int8 else 0
+
     def release_plain_weights(self) -> None:
         """Drop the plain projections, whose packed copies are in use; an embedding stays, its rows are looked up."""
         for linear, packed in self._packed:
@@ -85,6 +93,7 @@ class FastPath:
         d[Word.CONTROL] = self._team.control
         d[Word.COUNTERS] = self._counters.ctypes.data
         d[Word.FUNCTIONS] = table_address(dtype)
+        d[Word.PRODUCT_FUNCTIONS] = table_address("int8" if self._int8 else dtype)
         d[Word.SCRATCH] = self._scratch.ctypes.data
         d[Word.SCRATCH_BYTES] = self._scratch.shape[1]
 
@@ -134,7 +143,8 @@ class FastPath:
             entry[column] = address
 
     def _pack(self, linear: LinearWeight, *, gated: bool = False) -> PackedWeight:
-        packed = pack_gate_up(linear.weight) if gated else pack(linear.weight)
+        self._plain_bytes += linear.weight.numel() * linear.weight.element_size()
+        packed = (pack_gate_up if gated else pack)(linear.weight, int8=self._int8)
         self._packed.append((linear, packed))
         return packed
 

@@ -24,7 +24,7 @@ from core.runtime.kernels import ceilings  # noqa: F401  registers its kernels a
 from core.runtime.kernels.compiler import cache_folder
 from core.runtime.kernels.emit import KERNELS, define
 
-ELEMENTS = {"bfloat16": "bf16", "float32": "f32"}
+ELEMENTS = {"bfloat16": "bf16", "float32": "f32", "int8": "int8"}
 
 _lock = threading.Lock()
 _alive: list[Any] = []
@@ -82,7 +82,7 @@ def _table(element: str) -> npt.NDArray[np.int64]:
 
 
 def table_address(dtype: str) -> int:
-    """Return the address of the table of kernels for a model dtype ("bfloat16" or "float32")."""
+    """Return the address of the table of kernels for a model dtype ("bfloat16", "float32"; "int8" for products only)."""
     with _lock:
         return int(_table(ELEMENTS[dtype]).ctypes.data)
 

@@ -2,6 +2,7 @@
 
     panel of bfloat16    [K / 2][16 columns][2]   one 32-bit lane holds k (low half) and k + 1 of a column
     panel of float32     [K][16 columns]
+    panel of int8        [16 scales, float32] [K][16 columns]      a column's sum is multiplied by its scale at the end
     listed rows          K rows of a cache wherever they lie: a list of addresses, 16 columns taken at a time
 
 Widening bfloat16 costs one shift for even k and one mask for odd k; both run beside the multiply-adds. Each output
@@ -15,9 +16,13 @@ from typing import Any
 
 from llvmlite import ir
 
-from core.runtime.kernels.emit import FLOAT, I64, LANES, VF, VI, Emitter, family, kernel
+from core.runtime.kernels.emit import FLOAT, I8, I64, LANES, VF, VI, Emitter, family, kernel
 
 MAX_ROWS = 6
+INT8_COVERED = 4
+"""k of an int8 panel in one cache line."""
+
+SCALES_BYTES = 4 * LANES
 
 STORE, ADD, CONTINUE = 0, 1, 2
 """What becomes of `out`: overwritten, added to after the sum, or the start of the sum."""
@@ -27,6 +32,10 @@ def _panel_weights(e: Emitter, element: str, address: Any) -> tuple[Any, ...]:
     """The next weights of one panel as float32: one vector for each k that the load covers."""
     if element == "f32":
         return (e.load(address),)
+    if element == "int8":
+        kind = ir.VectorType(I8, LANES)
+        raws = [e.load(e.add(address, LANES * i), kind, 1) for i in range(INT8_COVERED)]
+        return tuple(e.b.sitofp(e.b.sext(raw, VI), VF) for raw in raws)
     raw = e.load(address, VI)
     even = e.b.bitcast(e.b.shl(raw, e.ints(16)), VF)
     odd = e.b.bitcast(e.b.and_(raw, e.ints(0xFFFF0000)), VF)
@@ -85,7 +94,7 @@ class _Tile:
 
 
 def _packed(rows: int, panels: int) -> Any:
-    """Body of a tile over packed panels; meanwhile the line at ahead + i * ahead_step is fetched."""
+    """Body of a tile over packed panels; meanwhile the line at ahead + i * ahead_step is fetched. No CONTINUE with int8."""
 
     def body(
         e: Emitter, element: str, x: Any, ldx: Any, w: Any, panel_bytes: Any, k_bytes: Any, k: Any, out: Any, ldo: Any, mode: Any,
@@ -93,17 +102,23 @@ def _packed(rows: int, panels: int) -> Any:
     ) -> None:  # fmt: skip
         tile = _Tile(e, rows, panels, x, ldx, out, ldo)
         starts = [e.add(w, e.mul(panel_bytes, j)) for j in range(panels)]
-        covered = 1 if element == "f32" else 2
+        covered = {"f32": 1, "bf16": 2, "int8": INT8_COVERED}[element]
+        scales = [e.load(start) for start in starts] if element == "int8" else []
+        if scales:
+            starts = [e.add(start, SCALES_BYTES) for start in starts]
 
         def advance(index: Any, sums: list[Any]) -> list[Any]:
-            i = index if covered == 1 else e.b.lshr(index, e.const(1))
+            i = e.b.lshr(index, e.const(covered.bit_length() - 1))
             e.prefetch(e.add(ahead, e.mul(i, ahead_step)))
             loaded = [_panel_weights(e, element, e.add(start, e.mul(i, k_bytes))) for start in starts]
             for s in range(covered):
                 sums = tile.grow(sums, e.add(index, s), [w[s] for w in loaded])
             return sums
 
-        tile.finish(e.loop(k, covered, tile.start(mode), advance), mode)
+        sums = e.loop(k, covered, tile.start(mode), advance)
+        if scales:
+            sums = [e.b.fmul(value, scales[cell % panels]) for cell, value in enumerate(sums)]
+        tile.finish(sums, mode)
 
     return body
 

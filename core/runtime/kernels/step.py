@@ -116,28 +116,29 @@ def _attend_items(fns: int, d: int, layer: int, thread: int, counter: int) -> No
 @part
 def _layer(fns: int, d: int, layer: int, thread: int, counters: int) -> None:
     """From normed = input norm of x to x with both residuals added."""
+    products = word(d, Word.PRODUCT_FUNCTIONS)
     threads, control, tokens = word(d, Word.THREADS), word(d, Word.CONTROL), word(d, Word.TOKENS)
     hidden, intermediate = word(d, Word.HIDDEN), word(d, Word.INTERMEDIATE)
     q_size = word(d, Word.HEADS) * word(d, Word.HEAD_DIM)
     x, normed, qkv, attended = word(d, Word.X), word(d, Word.NORMED), word(d, Word.QKV), word(d, Word.ATTENDED)
     activated, width = word(d, Word.ACTIVATED), word(d, Word.ACTIVATED_STRIDE)
     scratch = word(d, Word.SCRATCH) + thread * word(d, Word.SCRATCH_BYTES)
-    gemm(fns, normed, hidden, tokens, word(layer, LayerWord.QKV), word(d, Word.QKV_PANEL_BYTES), hidden,
+    gemm(products, normed, hidden, tokens, word(layer, LayerWord.QKV), word(d, Word.QKV_PANEL_BYTES), hidden,
          word(d, Word.QKV_PANELS), qkv, word(d, Word.QKV_STRIDE), STORE, counters, threads)  # fmt: skip
     barrier(control, threads)
     _rotate_and_write(fns, d, layer, thread)
     barrier(control, threads)
     _attend_items(fns, d, layer, thread, counters + COUNTER_BYTES)
     barrier(control, threads)
-    gemm(fns, attended, q_size, tokens, word(layer, LayerWord.OUTPUT), word(d, Word.O_PANEL_BYTES), q_size,
+    gemm(products, attended, q_size, tokens, word(layer, LayerWord.OUTPUT), word(d, Word.O_PANEL_BYTES), q_size,
          word(d, Word.O_PANELS), x, hidden, ADD, counters + 2 * COUNTER_BYTES, threads)  # fmt: skip
     barrier(control, threads)
     _norm_rows(fns, d, thread, word(layer, LayerWord.POST_NORM), word(layer, LayerWord.OUTPUT_BIAS))
     barrier(control, threads)
-    gemm_silu_mul(fns, normed, hidden, tokens, word(layer, LayerWord.GATE_UP), word(d, Word.GATE_UP_PANEL_BYTES), hidden,
+    gemm_silu_mul(products, normed, hidden, tokens, word(layer, LayerWord.GATE_UP), word(d, Word.GATE_UP_PANEL_BYTES), hidden,
                   word(d, Word.GATE_UP_PAIRS), activated, width, scratch, counters + 3 * COUNTER_BYTES, threads)  # fmt: skip
     barrier(control, threads)
-    gemm(fns, activated, width, tokens, word(layer, LayerWord.DOWN), word(d, Word.DOWN_PANEL_BYTES), intermediate,
+    gemm(products, activated, width, tokens, word(layer, LayerWord.DOWN), word(d, Word.DOWN_PANEL_BYTES), intermediate,
          word(d, Word.DOWN_PANELS), x, hidden, ADD, counters + 4 * COUNTER_BYTES, threads)  # fmt: skip
     barrier(control, threads)
 
@@ -145,13 +146,14 @@ def _layer(fns: int, d: int, layer: int, thread: int, counters: int) -> None:
 @part
 def _logits(fns: int, d: int, thread: int, counter: int) -> None:
     """Final norm and head of the wanted tokens only."""
+    products = word(d, Word.PRODUCT_FUNCTIONS)
     threads, hidden, count = word(d, Word.THREADS), word(d, Word.HIDDEN), word(d, Word.LOGITS_COUNT)
     row_bytes = hidden * FLOAT_BYTES
     for i in range(thread, count, threads):
         source = word(d, Word.X) + load_i64(word(d, Word.LOGITS_INDICES) + 8 * i) * row_bytes
         _norm_row(fns, d, source, word(d, Word.NORMED) + i * row_bytes, word(d, Word.FINAL_NORM))
     barrier(word(d, Word.CONTROL), threads)
-    gemm(fns, word(d, Word.NORMED), hidden, count, word(d, Word.HEAD), word(d, Word.HEAD_PANEL_BYTES), hidden,
+    gemm(products, word(d, Word.NORMED), hidden, count, word(d, Word.HEAD), word(d, Word.HEAD_PANEL_BYTES), hidden,
          word(d, Word.HEAD_PANELS), word(d, Word.LOGITS), word(d, Word.LOGITS_STRIDE), STORE, counter, threads)  # fmt: skip
 
 
