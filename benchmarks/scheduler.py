@@ -70,6 +70,7 @@ def measure(running: int, waiting: int, steps: int, seed: int) -> dict[str, floa
             update_us.append((booked - ready) * 1e6)
             rows.append(len(out.request_ids))
             preempted_steps += bool(out.preemptions)
+        del out, result, sampled  # freeing the previous step is no part of the next decision
     quantiles = statistics.quantiles(decide_us, n=100)
     return {
         "waiting": waiting,

@@ -27,7 +27,7 @@ class DecodeRows(Generic[T]):
         due: tables of the rows that need a block before their next token, by id.
     """
 
-    __slots__ = ("_id_list", "_ids", "_lent", "_place", "computed", "due", "requests", "tracks")
+    __slots__ = ("_contexts", "_id_list", "_ids", "_lent", "_place", "computed", "due", "requests", "tracks")
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -36,6 +36,7 @@ class DecodeRows(Generic[T]):
         self.due: dict[str, BlockTable] = {}
         self._id_list: list[str] = []
         self._ids: tuple[str, ...] | None = ()
+        self._contexts: tuple[int, ...] | None = ()
         self._place: dict[str, int] = {}
         self._lent = False
 
@@ -49,6 +50,14 @@ class DecodeRows(Generic[T]):
         if ids is None:
             ids = self._ids = tuple(self._id_list)
         return ids
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Computed tokens of the rows."""
+        contexts = self._contexts
+        if contexts is None:
+            contexts = self._contexts = tuple(self.computed)
+        return contexts
 
     def lend(self) -> tuple[list[Request], list[T]]:
         """The rows and tracks as they are now; these lists never change afterwards."""
@@ -84,16 +93,17 @@ class DecodeRows(Generic[T]):
 
     def advance(self, *, all_ran: bool) -> None:
         """One step was run by all rows, or by some: then what each has computed is read again."""
+        self._contexts = None
         self.computed = [c + 1 for c in self.computed] if all_ran else [r.num_computed_tokens for r in self.requests]
 
     def refresh(self) -> None:
-        """Prepare the columns of the next decision while the rows that changed are still at hand."""
-        if self._ids is None:
-            self._ids = tuple(self._id_list)
+        """Prepare the columns of the next decision, while what they are made of is still in the processor's cache."""
+        self._ids = tuple(self._id_list)
+        self._contexts = tuple(self.computed)
 
     def _own(self) -> None:
         """Before a change: leave lent lists to their borrower."""
-        self._ids = None
+        self._ids = self._contexts = None
         if self._lent:
             self.requests = self.requests.copy()
             self.tracks = self.tracks.copy()

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 from enum import Enum, auto
+from operator import attrgetter
 
-from core.config import PreemptionMode
+from core.config import PreemptionMode, VictimPolicy
 from core.fair_share import growth_candidates
 from core.outputs import Preemption, RequestEvent
 from core.request import FinishReason, Request, RequestStatus
@@ -77,13 +78,16 @@ def preempt(
     state.queue.push(victim)
     state.counters.preemptions += 1
     fate = f"{computed} tokens to recompute" if copies is None else f"{len(copies)} blocks swapped out"
-    state.tell(victim, now, "preempted", f"{reason}, for {beneficiary or 'nobody'}; {block_words(held)}; {fate}", computed)
-    if plan is not None:
+    why = f"{reason}, for {beneficiary or 'nobody'}"
+    if plan is None:
+        state.tell(victim, now, "preempted", f"{why}; {block_words(held)}; {fate}", computed)
+    else:
+        plan.losses.append((victim, why, held, fate, computed))
         plan.drop(victim)
         plan.took_back = True
     if state.fixed is not None and not state.fixed.num_live:
         state.close_fixed()
-    return RequestEvent(victim.request_id, "preempted", now, state.step, message=f"{reason}, for {beneficiary or 'nobody'}")
+    return RequestEvent(victim.request_id, "preempted", now, state.step, message=why)
 
 
 def juniors(state: SchedulerState, needer: Request, fresh: Container[str]) -> list[Request]:
@@ -106,21 +110,33 @@ def _could_free(state: SchedulerState, candidates: list[Request], blocks: int) -
     return False
 
 
+def _latest_junior(state: SchedulerState, plan: StepPlan, needer: Request, missing: int) -> Request | None:
+    """The victim of the common case, in one pass: arrival order, latest arrival, and it alone holds enough."""
+    if state.order.by_tenant or state.order.rank_field != "arrival_index":
+        return None
+    if state.victim_rule.value is not VictimPolicy.LATEST_ARRIVAL:
+        return None
+    latest = max(state.running(), key=attrgetter("arrival_index"))
+    junior = latest.arrival_index > needer.arrival_index and latest.request_id not in plan.fresh
+    return latest if junior and state.kv.num_exclusive(latest.request_id) >= missing else None
+
+
 def make_room(state: SchedulerState, plan: StepPlan, needer: Request, blocks: int) -> bool:
     """Preempt until `blocks` are available for a running request; False if that cannot be reached."""
     kv = state.kv
     first = True
-    while kv.num_available - plan.reserve_blocks < blocks:
-        if state.order.by_tenant:
+    while (missing := blocks - kv.num_available + plan.reserve_blocks) > 0:
+        candidates: list[Request] = []
+        if latest := _latest_junior(state, plan, needer, missing):
+            candidates = [latest]
+        elif state.order.by_tenant:
             candidates = growth_candidates(state, plan, needer, blocks)
         else:
             candidates = juniors(state, needer, plan.fresh)
         if not candidates:
             return False
-        if first and needer is not state.senior():
-            missing = blocks - kv.num_available + plan.reserve_blocks
-            if not _could_free(state, candidates, missing):
-                return False
+        if first and latest is None and needer is not state.senior() and not _could_free(state, candidates, missing):
+            return False
         first = False
         event = preempt(state, state.victim_rule.pick(candidates, state.kv), needer.request_id, "memory", plan.now, plan=plan)
         state.pending.events.append(event)

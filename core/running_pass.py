@@ -9,6 +9,8 @@ which goes through the requests in order of seniority.
 
 from __future__ import annotations
 
+from collections import deque
+
 from core.preemption import Growth, grow
 from core.request import Request, RequestStatus
 from core.scheduler_state import SchedulerState
@@ -104,9 +106,27 @@ def _grow_at_once(state: SchedulerState, plan: StepPlan) -> bool:
 
 
 def _grow_in_order(state: SchedulerState, plan: StepPlan, requests: list[Request]) -> None:
-    """One block for each request, the most senior first; juniors make room, or the request stalls or ends."""
-    for request in requests:
-        if request.status is not RequestStatus.RUNNING:
-            continue
-        if grow(state, plan, request, request.num_computed_tokens + 1) is Growth.STALLED:
-            plan.stalled.add(request.request_id)
+    """One block for each request, the most senior first; juniors make room, or the request stalls or ends.
+
+    As many as there are blocks for are served in one allocation; then one of them makes room, and so on.
+    """
+    kv, due = state.kv, state.rows.due
+    queue = deque(requests)
+    while queue:
+        served: list[Request] = []
+        free = 0 if state.ledger.has_block_quotas else kv.num_available
+        while queue and len(served) < free:
+            request = queue.popleft()
+            if request.status is RequestStatus.RUNNING:
+                served.append(request)
+        new = kv.grow_by_one([kv.tables[r.request_id] for r in served]) if served else None
+        if new is not None:
+            for request, block_id in zip(served, new, strict=True):
+                plan.grown[request.request_id] = (block_id,)
+                del due[request.request_id]
+        elif queue:
+            request = queue.popleft()
+            if request.status is not RequestStatus.RUNNING:
+                continue
+            if grow(state, plan, request, request.num_computed_tokens + 1) is Growth.STALLED:
+                plan.stalled.add(request.request_id)

@@ -128,7 +128,7 @@ class Scheduler(SchedulerReadout):
             UnknownRequest: if no live request has this id.
         """
         request = self._live(request_id)
-        self._tell_joins()
+        self._tell()
         return self._state.end(request, RequestStatus.CANCELLED, reason, now)
 
     def set_priority(self, request_id: str, priority: int, now: float) -> None:
@@ -141,7 +141,7 @@ class Scheduler(SchedulerReadout):
         request = self._live(request_id)
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise ConfigError(f"priority is {priority!r}; give a whole number (lower runs first)")
-        self._tell_joins()
+        self._tell()
         old, request.priority = request.priority, priority
         if request_id in self._state.queue:
             self._state.queue.rekey(request)
@@ -154,7 +154,7 @@ class Scheduler(SchedulerReadout):
             ConfigError: if the settings make no sense with the cache, or would leave a live request that can
                 never run again; nothing has changed then.
         """
-        self._tell_joins()
+        self._tell()
         return change_config(self._state, config, now)
 
     def set_cache(self, cache: CacheConfig, now: float) -> list[RequestEvent]:
@@ -236,7 +236,7 @@ class Scheduler(SchedulerReadout):
         if flight is None or flight.output.step != scheduler_output.step:
             raise InvariantError(f"step {scheduler_output.step} is not the decision that waits to be booked")
         state = self._state
-        self._tell_joins()
+        self._tell()
         booked = apply_step(state, flight, runner_output, now, self.text_stop)
         self._flight = self._plan = None
         events, state.pending.events = state.pending.events, []
@@ -281,19 +281,22 @@ class Scheduler(SchedulerReadout):
     def _launch(self, plan: StepPlan) -> SchedulerOutput:
         state = self._state
         flight = plan.build()
-        all_decodes = flight.all_decodes
-        state.stamp_rows(plan.entries if all_decodes else flight.rows, all_decodes=all_decodes)
+        if flight.all_decodes:
+            state.all_rows_step = state.step
+        else:
+            state.stamp_rows(flight.decodes)
+        state.stamp_rows(flight.entries)
         state.boundary_arrivals = state.num_arrivals
         self._flight, self._plan = flight, plan
         return flight.output
 
-    def _tell_joins(self) -> None:
+    def _tell(self) -> None:
         """Bring the stories up to the decision under way, before anything else is told."""
         if self._plan is not None:
-            self._plan.tell_joins()
+            self._plan.tell()
 
     def _drop_flight(self) -> None:
-        self._tell_joins()
+        self._tell()
         if self._plan is not None:
             self._state.pending.preemptions[:0] = self._plan.preemptions
         self._flight = self._plan = None

@@ -241,11 +241,9 @@ class SchedulerState:
         self.kv.release_held(self.step)
         self.fixed = None
 
-    def stamp_rows(self, rows: list[Request], *, all_decodes: bool) -> None:
-        """Note who runs in this step, for the age of blocks; all decoding rows at once where they all run."""
+    def stamp_rows(self, rows: list[Request]) -> None:
+        """Note who runs in this step, for the age of blocks (`all_rows_step` does so for all decoding rows at once)."""
         step, tables = self.step, self.kv.tables
-        if all_decodes:
-            self.all_rows_step = step
         for request in rows:
             table = tables.get(request.request_id)
             if table is not None:

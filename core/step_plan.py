@@ -15,21 +15,24 @@ from operator import add
 from core.outputs import BoundBy, NewRequestData, PassedOver, Preemption, RequestEvent, SchedulerOutput
 from core.request import Request, RequestStatus
 from core.scheduler_state import SchedulerState, Track
+from core.story_words import block_words
 
 MAX_PASSED_OVER = 16
 
 
 @dataclass(slots=True)
 class Flight:
-    """A decision under way, with its rows as the scheduler knows them, in row order.
+    """A decision under way, with its rows as the scheduler knows them: decodes, then entries, in row order.
 
     Attributes:
         all_decodes: every decoding row is among them.
     """
 
     output: SchedulerOutput
-    rows: list[Request]
-    tracks: list[Track]
+    decodes: list[Request]
+    decode_tracks: list[Track]
+    entries: list[Request]
+    entry_tracks: list[Track]
     all_decodes: bool
 
 
@@ -44,6 +47,7 @@ class StepPlan:
             prompt (or recomputed) tokens.
         grown: blocks appended in this step to tables that the runner holds.
         fresh: ids admitted in this step; they are no victims in it.
+        losses: (victim, reason, blocks it held, what becomes of its KV, computed tokens), not told yet.
         joins: (request, resumed, tokens it found in the cache, whether they were swapped in), not told yet.
         stalled: running requests that got no block and wait with what they hold.
         took_back: a running request lost its seat or its blocks in this step.
@@ -64,6 +68,7 @@ class StepPlan:
         "grown",
         "joins",
         "late_joins",
+        "losses",
         "new_requests",
         "now",
         "padded",
@@ -92,6 +97,7 @@ class StepPlan:
         self.settled = 0
         self.grown: dict[str, tuple[int, ...]] = {}
         self.fresh: set[str] = set()
+        self.losses: list[tuple[Request, str, tuple[int, ...], str, int]] = []
         self.joins: list[tuple[Request, bool, int, bool]] = []
         self.stalled: set[str] = set()
         self.took_back = False
@@ -163,9 +169,12 @@ class StepPlan:
         for request in self.chosen:
             tracks[request.request_id].account.charge(1)
 
-    def tell_joins(self) -> None:
-        """Write the stories and events of those who joined: off the critical path, once the step is on its way."""
+    def tell(self) -> None:
+        """Write the stories of who joined and who lost blocks: off the critical path, once the step is on its way."""
         state, now = self.state, self.now
+        for victim, why, held, fate, computed in self.losses:
+            state.tell(victim, now, "preempted", f"{why}; {block_words(held)}; {fate}", computed)
+        self.losses.clear()
         for request, resumed, start, swapped in self.joins:
             kind = "resumed" if resumed else "admitted"
             detail = f"{start} tokens {'swapped in' if swapped else 'from the prefix cache'}" if start else ""
@@ -181,19 +190,17 @@ class StepPlan:
         """Freeze the step."""
         state = self.state
         if self.chosen is None:
-            (rows, tracks), ids, contexts = state.rows.lend(), state.rows.ids, tuple(state.rows.computed)
+            (decodes, tracks), ids, contexts = state.rows.lend(), state.rows.ids, state.rows.contexts
         else:
-            rows = self.chosen.copy()
-            tracks = [state.tracks[r.request_id] for r in rows]
-            ids = tuple([r.request_id for r in rows])
-            contexts = tuple([r.num_computed_tokens for r in rows])
-        scheduled, samples, is_prefill = _decode_columns(len(rows))
+            decodes = self.chosen.copy()
+            tracks = [state.tracks[r.request_id] for r in decodes]
+            ids = tuple([r.request_id for r in decodes])
+            contexts = tuple([r.num_computed_tokens for r in decodes])
+        scheduled, samples, is_prefill = _decode_columns(len(decodes))
         self._drop_ended_entries()
-        entries = self.entries
+        entries = self.entries.copy()
         if entries:
             starts = [r.num_computed_tokens for r in entries]
-            rows = [*rows, *entries]
-            tracks = [*tracks, *[state.tracks[r.request_id] for r in entries]]
             ids += tuple([r.request_id for r in entries])
             scheduled += tuple(self.entry_tokens)
             contexts += tuple(starts)
@@ -228,7 +235,8 @@ class StepPlan:
             decided_rows=self.decided_rows,
             late_joins=self.late_joins,
         )
-        return Flight(output, rows, tracks, self.chosen is None)
+        entry_tracks = [state.tracks[r.request_id] for r in entries]
+        return Flight(output, decodes, tracks, entries, entry_tracks, self.chosen is None)
 
     def _drop_ended_entries(self) -> None:
         """Leave out rows that were cancelled between a decision and its amendment."""

@@ -9,7 +9,7 @@ model length. The token that ends the output counts as one output token (its tex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import compress
+from itertools import chain, compress
 
 from core.errors import ExecutorError
 from core.outputs import ModelRunnerOutput, RequestEvent, SchedulerOutput
@@ -40,13 +40,11 @@ def apply_step(
     events: list[RequestEvent] = []
     kv, size, step = state.kv, state.kv.block_size, state.step
     tables, rows, due = kv.tables, state.rows, state.rows.due
-    if flight.all_decodes:
-        rows.advance(all_ran=True)
     last_token_at = state.max_model_len - 1  # computed tokens of a request whose next token fills the model's length
     num_output = 0
     for request, track, count, start, samples, prefill in zip(
-        flight.rows,
-        flight.tracks,
+        chain(flight.decodes, flight.entries),
+        chain(flight.decode_tracks, flight.entry_tracks),
         decision.num_scheduled_tokens,
         decision.num_computed_tokens,
         decision.samples,
@@ -90,8 +88,7 @@ def apply_step(
                 events.append(state.end(request, RequestStatus.FINISHED, reason, now, message))
     state.counters.output_tokens += num_output
     state.counters.prompt_tokens += sum(compress(decision.num_scheduled_tokens, decision.is_prefill))
-    if not flight.all_decodes:
-        rows.advance(all_ran=False)
+    rows.advance(all_ran=flight.all_decodes)
     for request in [r for r in state.catching_up if r.num_tokens - r.num_computed_tokens == 1 and r.output_token_ids]:
         state.caught_up(request)
     rows.refresh()

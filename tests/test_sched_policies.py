@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from core.config import BatchPolicy, TenantConfig
+from core.config import BatchPolicy, TenantConfig, replace_knobs
 from core.outputs import BoundBy
 from core.policies import catalogue
 from core.request import FinishReason, RequestStatus
@@ -157,19 +157,28 @@ def test_a_budget_below_the_rows_serves_the_most_senior_first() -> None:
     assert all(r.num_output_tokens == 10 for r in requests)
 
 
-@pytest.mark.parametrize("budget", [1, 2])
-def test_the_oldest_prompt_advances_below_a_crowd_of_decodes(budget: int) -> None:
-    driver = Driver(create_scheduler(max_num_batched_tokens=budget, queue_policy="priority", preemptive_priority=False))
-    driver.add(*[create_request(f"d{n}", 1, 40, priority=1) for n in range(4)])
-    driver.steps(8)
-    first = create_request("first", 12, 2, priority=0)
+@pytest.mark.parametrize("budget", [1, 2, 4])
+def test_the_most_senior_prompt_advances_below_a_crowd_of_decodes(budget: int) -> None:
+    driver = Driver(create_scheduler(max_num_batched_tokens=16, num_blocks=64, block_size=4))
+    first = create_request("first", 20, 2)
     driver.add(first)
-    seen = []
-    for _ in range(60):
-        driver.step()
-        seen.append(first.num_computed_tokens)
-    running = [b - a for a, b in itertools.pairwise(seen) if a]
-    assert first.is_finished or all(step >= 1 for step in running)
+    driver.step()
+    driver.add(*[create_request(f"d{n}", 1, 40) for n in range(6)])
+    driver.steps(3)
+    driver.scheduler.forget_kv(driver.now)
+    driver.runner.resize(driver.scheduler)
+    first = create_request("senior", 20, 2, priority=-1)
+    config = replace_knobs(driver.scheduler.config, queue_policy="priority", preemptive_priority=False)
+    driver.scheduler.set_config(config, driver.now)
+    driver.steps(6)
+    driver.add(first)
+    driver.step()
+    driver.scheduler.set_config(replace_knobs(config, max_num_batched_tokens=budget), driver.now)
+    while not first.num_output_tokens:
+        before = first.num_computed_tokens
+        out = driver.step()
+        assert first.num_computed_tokens > before
+        assert out.total_tokens <= budget
 
 
 # -- admission -------------------------------------------------------------------------------------------
@@ -201,6 +210,20 @@ def test_the_watermark_leaves_its_share_free(share: float, running: int) -> None
     assert len(driver.scheduler.running) == running
     assert driver.scheduler.kv.num_available >= min(share * 16, 14)
     driver.run()
+
+
+def test_a_preempted_request_comes_back_only_when_its_whole_context_fits() -> None:
+    driver = Driver(create_scheduler(num_blocks=16, block_size=4, max_num_batched_tokens=4, caching=False))
+    requests = create_requests(3, 16, 24)
+    driver.add(*requests)
+    contexts: dict[str, int] = {}
+    while driver.scheduler.has_work():
+        contexts |= {r.request_id: r.num_tokens for r in driver.scheduler.preempted}
+        out = driver.step()
+        for new in out.new_requests:
+            if new.request_id in out.resumed:
+                assert len(new.block_ids) == -(-contexts[new.request_id] // 4)
+    assert driver.scheduler.counters.preemptions > 0
 
 
 # -- victims ---------------------------------------------------------------------------------------------

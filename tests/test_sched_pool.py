@@ -139,6 +139,30 @@ def test_publishing_the_same_content_twice_keeps_the_first_entry() -> None:
     assert (pool.num_free, pool.num_cached) == (1, 1)
 
 
+def test_overwritten_content_can_be_published_again_elsewhere() -> None:
+    pool = BlockPool(3)
+    first = cached_block(pool, 1)
+    blocks = pool.allocate(3) or []
+    assert pool.lookup(key(1)) is None
+    other = next(b for b in blocks if b != first)
+    assert pool.publish(other, key(1))
+    assert pool.lookup(key(1)) == other
+    pool.check()
+    assert pool.publish(first, key(2))
+    pool.check()
+    assert sorted(pool.index_items()) == sorted([(key(1), other), (key(2), first)])
+
+
+def test_the_same_content_may_come_back_to_the_same_block() -> None:
+    pool = BlockPool(1)
+    block = cached_block(pool, 1)
+    pool.allocate(1)
+    assert list(pool.index_items()) == []
+    assert pool.publish(block, key(1))
+    pool.check()
+    assert pool.lookup(key(1)) == block
+
+
 def test_only_a_live_block_can_be_published_and_under_one_name() -> None:
     pool = BlockPool(1)
     with pytest.raises(InvariantError, match="not live"):
