@@ -56,8 +56,8 @@ class BlockPool:
         self.num_evictions = 0
         self.num_extra_refs = 0
         self.last_use = [0] * num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._refs = array("l", bytes(num_blocks * array("l").itemsize))
+        self._free = array("q", range(num_blocks - 1, -1, -1))
+        self._refs = array("i", [0]) * num_blocks
         self._uses = [0] * num_blocks
         self._published = bytearray(num_blocks)
         self._hash_of: list[bytes | None] = [None] * num_blocks
@@ -128,7 +128,7 @@ class BlockPool:
             raise InvariantError(f"one of the blocks {woken} is free, so it cannot be shared")
         if missing > evictable.size - len(woken):
             return None
-        taken = free[: -from_free - 1 : -1]
+        taken = free[: -from_free - 1 : -1].tolist()
         evicted = evictable.first(missing, woken) if missing else []
         taken += evicted
         if len(taken) != count or any(map(refs.__getitem__, taken)):
@@ -213,7 +213,7 @@ class BlockPool:
         self._published = bytearray(self.num_blocks)
         self._hash_of = [None] * self.num_blocks
         self._index.clear()
-        self._free += cached
+        self._free.extend(cached)
 
     def set_eviction_policy(self, policy: EvictionPolicy) -> None:
         """Change the order of eviction; the present order is kept among blocks that the new one ranks equal."""

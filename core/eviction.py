@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Sequence
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from typing import Protocol
 
 from core.config import EvictionPolicy
@@ -46,59 +46,64 @@ class EvictionOrder(Protocol):
 
 
 class LruOrder:
-    """A queue of places. A block that is woken leaves a stale place behind, which is skipped when it reaches the front.
+    """A line of places. A block that is woken leaves a stale place behind, which is skipped when it comes first.
 
-    Place number n is `_blocks[n - _first]`; it is valid if `_place[block] == n`. With no stale place, which is
-    the common case, the front of the queue is the answer.
+    Place number n is `_line[n - _base]`; it is valid if `_place[block] == n`. With no stale place, which is the
+    common case, the answer is a slice of the line. (Arrays, not lists: a slice of numbers lies in a few cache
+    lines, while a list would lead to one object somewhere in memory for each block.)
     """
 
-    __slots__ = ("_blocks", "_first", "_place", "_stale", "size")
+    __slots__ = ("_base", "_head", "_line", "_place", "_stale", "size")
 
     def __init__(self, num_blocks: int) -> None:
         self.size = 0
-        self._blocks: deque[int] = deque()
-        self._first = 0
+        self._line = array("q")
+        self._head = 0  # places before this index are done with
+        self._base = 0  # number of the place at index 0
         self._place = array("q", [-1]) * num_blocks
         self._stale = 0
 
     def __iter__(self) -> Iterator[int]:
-        place = self._place
-        return (block_id for number, block_id in enumerate(self._blocks, self._first) if place[block_id] == number)
+        place, head = self._place, self._head
+        return (b for number, b in enumerate(self._line[head:], self._base + head) if place[b] == number)
 
     def first(self, count: int, but: Collection[int] = ()) -> list[int]:
         if not self._stale and not but:
-            return list(islice(self._blocks, count))
+            return self._line[self._head : self._head + count].tolist()
         return list(islice((b for b in self if b not in but), count))
 
     def push(self, block_id: int, uses: int) -> None:
-        if self._stale > self.size + 64:
-            self._compact()
-        self._place[block_id] = self._first + len(self._blocks)
-        self._blocks.append(block_id)
+        self._place[block_id] = self._base + len(self._line)
+        self._line.append(block_id)
         self.size += 1
 
     def take(self, overwritten: Sequence[int], woken: Sequence[int], uses: Sequence[int]) -> None:
-        place, blocks = self._place, self._blocks
+        place, line = self._place, self._line
         for block_id in woken:
             place[block_id] = -1
         self._stale += len(woken)
         self.size -= len(woken) + len(overwritten)
         left = len(overwritten)
         if not self._stale:
-            self._first += left
-            exhaust(map(deque.popleft, repeat(blocks, left)))
-            return
-        while left:
-            if place[blocks.popleft()] == self._first:
+            self._head += left
+        while left and self._stale:
+            if place[line[self._head]] == self._base + self._head:
                 left -= 1
             else:
                 self._stale -= 1
-            self._first += 1
+            self._head += 1
+            if not self._stale:
+                self._head += left
+        if self._head > len(place) or self._stale > self.size + 64:
+            self._compact()
 
     def _compact(self) -> None:
-        self._blocks = deque(self)
-        self._first = self._stale = 0
-        for number, block_id in enumerate(self._blocks):
+        """Forget the places that are done with or stale; happens once in a while, at a cost of O(blocks)."""
+        line = array("q", self)
+        self._base += self._head
+        self._head = self._stale = 0
+        self._line = line
+        for number, block_id in enumerate(line, self._base):
             self._place[block_id] = number
 
 

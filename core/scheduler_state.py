@@ -67,6 +67,21 @@ class Track:
 
 
 @dataclass(slots=True)
+class HeadMemo:
+    """The price of a head of the queue that had no hit and was refused for memory.
+
+    While the same settings, pool and head stand, a budget does not cut its first chunk and its first block is
+    still not cached, the price is the same, and a long queue costs a step nothing.
+    """
+
+    request: Request
+    tokens: int
+    blocks: int
+    config: SchedulerConfig
+    kv: KVCacheManager
+
+
+@dataclass(slots=True)
 class Pending:
     """What happened outside a decision and goes out with the next one."""
 
@@ -111,6 +126,7 @@ class SchedulerState:
         self.counters = Counters()
         self.pending = Pending()
         self.all_rows_step = 0
+        self.head_memo: HeadMemo | None = None
         self.low_water: dict[str, int] = {}  # counters at the latest check
         self.ledger = TenantLedger(config)
         self.config = config

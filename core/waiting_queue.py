@@ -79,6 +79,16 @@ class WaitingQueue:
         self.remove(request)
         self.push(request)
 
+    def head(self) -> Request | None:
+        """The first request where one heap holds all of them; None if the queue is empty or kept by tenant."""
+        heap, entries = self._heaps.get(""), self._entries
+        while heap:
+            entry = heap[0]
+            if entries.get(entry[2].request_id) is entry:
+                return entry[2]
+            heapq.heappop(heap)
+        return None
+
     def ordered(self, blocked_tenants: Container[str] = ()) -> Iterator[Request]:
         """Yield requests in order; tenants in `blocked_tenants` are skipped, also those added during the walk.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from core.block_pool import BlockPool
@@ -10,13 +12,14 @@ from tests.scheduler_helpers import Driver, create_request, create_scheduler
 from tests.test_sched_pool import state_of
 
 
-class BrokenList(list):
-    """A free list whose second grab of more than one block fails."""
+class BrokenFreeList(array):
+    """A free list that breaks when more than one block is taken from it."""
 
     def __getitem__(self, index):
-        if isinstance(index, slice) and len(self) - (index.start or 0) > 1:
+        found = super().__getitem__(index)
+        if isinstance(index, slice) and len(found) > 1:
             raise RuntimeError("injected: the free list breaks")
-        return super().__getitem__(index)
+        return found
 
 
 def _with_a(num_blocks: int = 4) -> Driver:
@@ -42,7 +45,7 @@ def test_too_few_blocks_change_nothing() -> None:
 
 def test_a_broken_free_list_changes_nothing_else() -> None:
     pool = BlockPool(4)
-    pool._free = BrokenList(pool._free)
+    pool._free = BrokenFreeList("q", pool._free)
     before = state_of(pool)
     with pytest.raises(RuntimeError, match="injected"):
         pool.allocate(3)
