@@ -99,7 +99,9 @@ def _refused_again(state: SchedulerState, plan: StepPlan) -> bool:
     if plan.took_back or plan.stalled or state.num_running >= state.config.max_num_seqs:
         return False
     head = state.queue.head()
-    if head is not memo.request or state.kv.first_block_is_cached(head):
+    if head is not memo.request:
+        return False
+    if memo.first_key is not None and state.kv.pool.lookup(memo.first_key) is not None:
         return False
     refusal = _short_of_blocks(state, plan, memo.blocks)
     if refusal is None:
@@ -115,7 +117,7 @@ def _memorise(state: SchedulerState, plan: StepPlan, request: Request, price: Qu
     plain = not (state.order.by_tenant or state.order.by_prefix or state.ledger.has_quotas or config.lookahead)
     whole_queue = config.admission_moment is AdmissionMoment.STEP_BOUNDARY
     if plain and whole_queue and not price.hits and not price.swapped and price.tokens < plan.budget:
-        state.head_memo = HeadMemo(request, price.tokens, price.blocks, config, state.kv)
+        state.head_memo = HeadMemo(request, state.kv.first_key(request), price.tokens, price.blocks, config, state.kv)
 
 
 def never_resumes(state: SchedulerState, request: Request) -> str:

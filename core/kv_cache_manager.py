@@ -109,11 +109,11 @@ class KVCacheManager:
         if self.caches(request) and request.num_prompt_tokens > self.block_size:
             self._chain(request).key(0)
 
-    def first_block_is_cached(self, request: Request) -> bool:
-        """True if a look-up for the request would find anything."""
+    def first_key(self, request: Request) -> bytes | None:
+        """Key of the first block that a look-up would ask for; None if it would ask for none."""
         if not self.caches(request) or request.num_tokens <= self.block_size:
-            return False
-        return self.pool.lookup(self._chain(request).key(0)) is not None
+            return None
+        return self._chain(request).key(0)
 
     def match(self, request: Request) -> list[int]:
         """Blocks that already hold the head of the request's tokens; the last token is always left out."""

@@ -19,13 +19,12 @@ from core.step_plan import StepPlan
 
 
 def reclaim(state: SchedulerState, plan: StepPlan) -> None:
-    """Let queued requests take back what their policy grants them."""
+    """Let queued requests take back what their policy grants them (called where `state.may_reclaim`)."""
     if not len(state.queue) or state.batch_rule.fixed:
         return
     if isinstance(state.order, PriorityOrder):
-        if state.config.preemptive_priority:
-            _by_priority(state, plan, state.order)
-    elif state.order.by_tenant:
+        _by_priority(state, plan, state.order)
+    else:
         _by_share(state, plan)
 
 

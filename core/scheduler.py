@@ -192,7 +192,8 @@ class Scheduler(SchedulerReadout):
             raise InvariantError(f"step {state.step} was decided and not booked; call update_from_output or forget_kv first")
         state.step += 1
         state.kv.swap.settle()
-        self._expire(now)
+        if self._deadlines:
+            self._expire(now)
         plan = StepPlan(state, now)
         if state.batch_rule.fixed:
             plan_fixed(state, plan)
@@ -215,9 +216,7 @@ class Scheduler(SchedulerReadout):
             return None
         if state.config.admission_moment is not AdmissionMoment.BETWEEN_LAUNCHES:
             return None
-        plan.now = now
-        if plan.chosen is not None:
-            plan.chosen = [r for r in plan.chosen if r.status is RequestStatus.RUNNING]
+        plan.reopen(now)
         before = len(plan.late_joins)
         self._join_late(plan)
         output = self._launch(plan)
@@ -255,12 +254,14 @@ class Scheduler(SchedulerReadout):
 
     def _decide(self, plan: StepPlan, *, known_only: bool) -> None:
         state = self._state
-        reclaim(state, plan)
+        if state.may_reclaim:
+            reclaim(state, plan)
         if state.batch_rule.prefill_first:
             plan_prefill_first(state, plan, known_only=known_only)
             return
         plan_decodes(state, plan, decode_budget(state, plan))
-        plan_catching_up(state, plan, plan.budget)
+        if state.catching_up:
+            plan_catching_up(state, plan, plan.budget)
         admit_waiting(state, plan, known_only=known_only)
 
     def _join_late(self, plan: StepPlan) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import attrgetter
 
-from core.config import CacheConfig, SchedulerConfig
+from core.config import CacheConfig, QueuePolicy, SchedulerConfig
 from core.decode_rows import DecodeRows
 from core.fixed_rows import FixedBatch
 from core.kv_cache_manager import KVCacheManager
@@ -75,6 +75,7 @@ class HeadMemo:
     """
 
     request: Request
+    first_key: bytes | None
     tokens: int
     blocks: int
     config: SchedulerConfig
@@ -141,6 +142,7 @@ class SchedulerState:
         self.batch_rule = BATCH_RULES[config.batch_policy]
         self.admission_rule = ADMISSION_RULES[config.admission_policy]
         self.victim_rule = VICTIM_RULES[config.victim_policy]
+        self.may_reclaim = self.order.by_tenant or (config.preemptive_priority and self.order.value is QueuePolicy.PRIORITY)
         self.ledger.configure(config, now)
         self.queue = self._new_queue(self.order)
         for request in waiting:

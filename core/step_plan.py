@@ -8,10 +8,12 @@ scheduled and preempted in one step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from operator import add
+from itertools import repeat
+from operator import add, call
 
+from core.eviction import exhaust
 from core.outputs import BoundBy, NewRequestData, PassedOver, Preemption, RequestEvent, SchedulerOutput
 from core.request import Request, RequestStatus
 from core.scheduler_state import SchedulerState, Track
@@ -132,7 +134,6 @@ class StepPlan:
         if request in self.entries:
             at = self.entries.index(request)
             self.budget += self.entry_tokens[at]
-            self.settled -= at < self.settled
             self._delete_entry(at)
 
     def pass_over(self, request: Request, bound: BoundBy, detail: str) -> None:
@@ -162,8 +163,7 @@ class StepPlan:
         """Book one token for each decoding row that runs."""
         if self.chosen is None:
             for account in self.state.ledger.accounts.values():
-                if account.decode_rows:
-                    account.charge(account.decode_rows)
+                account.charge(account.decode_rows)
             return
         tracks = self.state.tracks
         for request in self.chosen:
@@ -197,7 +197,6 @@ class StepPlan:
             ids = tuple([r.request_id for r in decodes])
             contexts = tuple([r.num_computed_tokens for r in decodes])
         scheduled, samples, is_prefill = _decode_columns(len(decodes))
-        self._drop_ended_entries()
         entries = self.entries.copy()
         if entries:
             starts = [r.num_computed_tokens for r in entries]
@@ -208,38 +207,39 @@ class StepPlan:
             samples += tuple([end == r.num_tokens for end, r in zip(ends, entries, strict=True)])
             is_prefill += tuple(self.entry_prefill)
         self._absorb()
-        padded_rows, padded_width, padded_context = self.padded
-        output = SchedulerOutput(
-            step=state.step,
-            request_ids=ids,
-            num_scheduled_tokens=scheduled,
-            num_computed_tokens=contexts,
-            samples=samples,
-            is_prefill=is_prefill,
-            new_requests=tuple(self.new_requests),
-            new_block_ids=tuple(self.grown.items()),
-            released_ids=tuple(self.released),
-            swap_out=tuple(self.swap_out),
-            swap_in=tuple(self.swap_in),
-            padded_rows=padded_rows,
-            padded_width=padded_width,
-            padded_context=padded_context,
-            admitted=tuple(self.admitted),
-            resumed=tuple(self.resumed),
-            preemptions=tuple(self.preemptions),
-            passed_over=tuple(self.passed_over),
-            num_waiting=state.num_waiting,
-            num_running=state.num_running,
-            bound_by=self.bound,
-            full_batch=self.full_batch,
-            decided_rows=self.decided_rows,
-            late_joins=self.late_joins,
+        output = _freeze(
+            state.step,
+            ids,
+            scheduled,
+            contexts,
+            samples,
+            is_prefill,
+            tuple(self.new_requests),
+            tuple(self.grown.items()),
+            tuple(self.released),
+            tuple(self.swap_out),
+            tuple(self.swap_in),
+            (),  # copy_blocks
+            *self.padded,
+            tuple(self.admitted),
+            tuple(self.resumed),
+            tuple(self.preemptions),
+            tuple(self.passed_over),
+            state.num_waiting,
+            state.num_running,
+            self.bound,
+            self.full_batch,
+            self.decided_rows,
+            self.late_joins,
         )
         entry_tracks = [state.tracks[r.request_id] for r in entries]
         return Flight(output, decodes, tracks, entries, entry_tracks, self.chosen is None)
 
-    def _drop_ended_entries(self) -> None:
-        """Leave out rows that were cancelled between a decision and its amendment."""
+    def reopen(self, now: float) -> None:
+        """Go on with a decision that was built already: rows that were cancelled since leave it."""
+        self.now = now
+        if self.chosen is not None:
+            self.chosen = [r for r in self.chosen if r.status is RequestStatus.RUNNING]
         for at in reversed(range(len(self.entries))):
             if self.entries[at].status is not RequestStatus.RUNNING:
                 self._delete_entry(at)
@@ -252,6 +252,7 @@ class StepPlan:
         self.settled = 0
 
     def _delete_entry(self, at: int) -> None:
+        self.settled -= at < self.settled
         del self.entries[at], self.entry_tokens[at], self.entry_prefill[at]
 
     def _absorb(self) -> None:
@@ -272,3 +273,15 @@ class StepPlan:
 def _decode_columns(count: int) -> tuple[tuple[int, ...], tuple[bool, ...], tuple[bool, ...]]:
     """num_scheduled_tokens, samples and is_prefill of `count` decoding rows."""
     return (1,) * count, (True,) * count, (False,) * count
+
+
+_SETTERS = tuple(SchedulerOutput.__dict__[f.name].__set__ for f in fields(SchedulerOutput))
+
+
+def _freeze(*values: object) -> SchedulerOutput:
+    """SchedulerOutput(*values), by its slots: a frozen dataclass sets each field by name, four times as slowly."""
+    if len(values) != len(_SETTERS):
+        raise TypeError(f"a step has {len(_SETTERS)} columns, {len(values)} were given")
+    output = object.__new__(SchedulerOutput)
+    exhaust(map(call, _SETTERS, repeat(output), values))
+    return output

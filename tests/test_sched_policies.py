@@ -371,6 +371,23 @@ def test_the_engine_may_read_its_queue_once_more() -> None:
     driver.run()
 
 
+def test_a_row_cancelled_between_decision_and_amendment_leaves_it() -> None:
+    driver = Driver(create_scheduler(admission_moment="between_launches"))
+    driver.add(create_request("a", 4, 20), create_request("b", 4, 20))
+    driver.scheduler.schedule(driver.now)
+    driver.abort("a")
+    driver.add(create_request("c", 4, 20, tenant="other"))
+    amended = driver.scheduler.late_join(driver.now)
+    assert amended is not None
+    assert amended.request_ids == ("b", "c")
+    driver.scheduler.check_invariants()
+    result = driver.runner.execute_model(amended)
+    driver.scheduler.update_from_output(amended, result, driver.now + 1)
+    driver.run()
+    served = {t.name: t.served_tokens for t in driver.scheduler.tenants()}
+    assert served["other"] == 4 + 19
+
+
 def test_at_step_boundaries_nothing_joins_late() -> None:
     driver = Driver(create_scheduler())
     driver.add(create_request("a", 4, 3))
