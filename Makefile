@@ -11,7 +11,8 @@ run: $(VENV)/.run
 	$(BIN)/python -m streamlit run app.py
 
 test: $(VENV)/.test check
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not browser" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -m browser $(PYTEST_ARGS)
 
 check: $(VENV)/.test
 	$(BIN)/python -m ruff check .

@@ -23,8 +23,8 @@ from core.scheduler import Scheduler
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = (64, 512)
-OUTPUT_TOKENS = (128, 896)
-POOL_SHARE = 1.12
+OUTPUT_TOKENS = (64, 256)
+POOL_SHARE = 0.97
 """Pool size as a share of what `running` requests of mean length hold, so that some must give way."""
 WARM_UP_STEPS = 400
 VOCAB = 50_000

@@ -27,6 +27,9 @@ from core.config import EvictionPolicy
 from core.errors import InvariantError
 from core.eviction import eviction_order, exhaust
 
+LOST_PER_BLOCK = 4
+"""Names of overwritten contents that are remembered, for each block of the pool."""
+
 
 class BlockPool:
     """`num_blocks` physical blocks, named 0 to num_blocks - 1.
@@ -34,6 +37,7 @@ class BlockPool:
     Attributes:
         last_use: for each block the step in which a table last gave it up.
         num_evictions: cached blocks overwritten so far.
+        num_refaults: blocks published whose content had been in the index and was overwritten not long before.
         num_extra_refs: sum of (references - 1) over live blocks: copies that sharing saved.
     """
 
@@ -42,6 +46,7 @@ class BlockPool:
         "_free",
         "_hash_of",
         "_index",
+        "_lost",
         "_published",
         "_refs",
         "_uses",
@@ -49,11 +54,13 @@ class BlockPool:
         "num_blocks",
         "num_evictions",
         "num_extra_refs",
+        "num_refaults",
     )
 
     def __init__(self, num_blocks: int, eviction_policy: EvictionPolicy = EvictionPolicy.LRU) -> None:
         self.num_blocks = num_blocks
         self.num_evictions = 0
+        self.num_refaults = 0
         self.num_extra_refs = 0
         self.last_use = [0] * num_blocks
         self._free = array("q", range(num_blocks - 1, -1, -1))
@@ -62,6 +69,7 @@ class BlockPool:
         self._published = bytearray(num_blocks)
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
+        self._lost: dict[bytes, int] = {}  # contents that were overwritten lately, oldest first
         self._evictable = eviction_order(eviction_policy, num_blocks)
 
     @property
@@ -198,8 +206,13 @@ class BlockPool:
             if published[there]:
                 return False
             hash_of[there] = None
+        if there is not None or self._lost.pop(block_hash, 0):
+            self.num_refaults += 1
         if held is not None and held != block_hash:
             del index[held]
+            self._lost[held] = 1
+            if len(self._lost) > LOST_PER_BLOCK * self.num_blocks:
+                del self._lost[next(iter(self._lost))]
         index[block_hash] = block_id
         hash_of[block_id] = block_hash
         published[block_id] = 1
@@ -213,6 +226,7 @@ class BlockPool:
         self._published = bytearray(self.num_blocks)
         self._hash_of = [None] * self.num_blocks
         self._index.clear()
+        self._lost.clear()
         self._free.extend(cached)
 
     def set_eviction_policy(self, policy: EvictionPolicy) -> None:

@@ -10,9 +10,9 @@ single odd step is no finding; `began_at` is the first step of the first window 
     memory ceiling        share of steps bound by KV memory            while requests wait
     preemption thrash     preemptions                                  / ended requests
     head-of-line block    reclaimable share of the pool                while memory is said to be short
-    batch churn           share of steps whose batch shape differs     from the step before
+    batch churn           share of steps that requests joined          after the shape was decided
     host-bound            host time                                    / step time
-    cache thrash          prefix hits of the worst window              / those of the best, with the pool full
+    cache thrash          tokens overwritten and computed again        / those and the prefix hits
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from core.outputs import BoundBy
 from core.records import StepRecord
@@ -132,7 +131,7 @@ def starvation(records: Sequence[StepRecord], limit_steps: int = 48) -> Verdict:
 def prefill_interference(records: Sequence[StepRecord]) -> Verdict:
     """How much longer a step gets for the decoding requests when prompt tokens run inside it."""
     pure = [r.duration_s for r in records if r.decode_requests and not r.prefill_tokens]
-    limit = 2.0
+    limit = 3.0
     name = "prefill interference"
     if len(pure) < 4:
         return Verdict(name, False, None, None, limit, "x", "too few decode-only steps to compare with")
@@ -188,15 +187,15 @@ def head_of_line(records: Sequence[StepRecord]) -> Verdict:
 
 
 def batch_churn(records: Sequence[StepRecord]) -> Verdict:
-    """Share of the steps whose number of rows differs from the step before."""
-    shapes = {r.step: r.prefill_requests + r.decode_requests for r in records}
+    """Share of the steps that requests joined after the shape of the step was decided."""
 
     def measure(window: Sequence[StepRecord]) -> float | None:
-        pairs = [(shapes[a.step], shapes[b.step]) for a, b in pairwise(window)]
-        return sum(x != y for x, y in pairs) / len(pairs)
+        return sum(r.late_joins > 0 for r in window) / len(window)
 
-    words = "the batch had another shape than the step before in up to {value} of the steps (limit {limit})"
-    return _worst_window("batch churn", records, measure, 0.5, "share", words)
+    words = (
+        "requests joined after the shape was decided in up to {value} of the steps, so a captured shape was void (limit {limit})"
+    )
+    return _worst_window("batch churn", records, measure, 0.25, "share", words)
 
 
 def host_bound(records: Sequence[StepRecord]) -> Verdict:
@@ -211,28 +210,23 @@ def host_bound(records: Sequence[StepRecord]) -> Verdict:
 
 
 def cache_thrash(records: Sequence[StepRecord]) -> Verdict:
-    """Prefix hits lost to eviction: the hit rate collapses although the pool has no unused block left."""
-    name, limit = "cache thrash", 0.5
-    best = 0.0
-    worst_loss, began, judged = 0.0, None, False
+    """Of the prompt tokens that had been in the prefix cache, the share that was overwritten and computed again."""
+    name, limit = "cache thrash", 0.3
+    worst: float | None = None
+    began = None
     for window in _windows(records, 2 * WINDOW):
-        looked_up = sum(r.cached_tokens + r.prefill_tokens for r in window)
-        if looked_up == 0 or sum(r.admitted for r in window) < 3:
+        again = sum(r.refaulted_tokens for r in window)
+        known = again + sum(r.cached_tokens for r in window)
+        if known == 0 or sum(r.admitted for r in window) < 3:
             continue
-        judged = True
-        rate = sum(r.cached_tokens for r in window) / looked_up
-        best = max(best, rate)
-        if best > 0 and all(r.blocks_free == 0 for r in window):
-            loss = 1 - rate / best
-            worst_loss = max(worst_loss, loss)
-            if loss > limit and began is None:
-                began = window[0].step
-    if not judged:
-        return Verdict(name, False, None, None, limit, "share", "too few admissions to judge the prefix cache")
-    words = (
-        f"up to {worst_loss:.3g} of the best prefix hit rate ({best:.3g}) was lost while no block was unused (limit {limit:.3g})"
-    )
-    return Verdict(name, began is not None, began, worst_loss, limit, "share", words)
+        share = again / known
+        worst = share if worst is None else max(worst, share)
+        if share > limit and began is None:
+            began = window[0].step
+    if worst is None:
+        return Verdict(name, False, None, None, limit, "share", "no admission found anything that had been in the prefix cache")
+    words = f"up to {worst:.3g} of the tokens that had been in the cache were overwritten and computed again (limit {limit:.3g})"
+    return Verdict(name, began is not None, began, worst, limit, "share", words)
 
 
 DETECTORS: dict[str, Detector] = {

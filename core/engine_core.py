@@ -186,6 +186,7 @@ class EngineCore:
         clock, scheduler = self.clock, self.scheduler
         counted = scheduler.counters
         cached, queried = counted.cached_tokens, counted.queried_tokens
+        refaults = scheduler.kv.pool.num_refaults
         start_s = clock.now()
         output = scheduler.schedule(start_s)
         decided_s = clock.now()
@@ -216,6 +217,7 @@ class EngineCore:
                 queried_tokens=counted.queried_tokens - queried,
                 budget_tokens=config.max_num_batched_tokens,
                 max_num_seqs=config.max_num_seqs,
+                refaulted_tokens=(kv.pool.num_refaults - refaults) * kv.block_size,
             )
             self._note(output, result, StepTimes(start_s, decided_s, answered_s, clock.now()), counts)
         if self.check_laws:

@@ -47,7 +47,7 @@ class EngineLoop:
             while not self._stop.is_set():
                 self._commands.wake.clear()
                 self._drain()
-                wait_s = self._turn()
+                wait_s = self._guarded_turn()
                 if wait_s > 0 and not self._stop.is_set():
                     self._commands.wake.wait(wait_s)
         except StopRequested:
@@ -99,6 +99,18 @@ class EngineLoop:
             log.exception("command %s failed", command.name)
             result = CommandResult(Outcome.REFUSED, f"{command.name} failed: {type(error).__name__}: {error}")
         return result
+
+    def _guarded_turn(self) -> float:
+        """One round; an error that nobody foresaw stops the steps and is shown, the thread and its commands go on."""
+        try:
+            return self._turn()
+        except Exception as error:
+            host, before = self.host, self.host.broken
+            host.broken = f"the engine failed: {type(error).__name__}: {error}. Reset to go on"
+            if host.broken != before:
+                log.exception("a round of the engine failed")
+                host.pictures.failed(host.broken)
+            return IDLE_TICK_S
 
     def _turn(self) -> float:
         """One round; returns how long the thread may sleep if nothing happens, s."""

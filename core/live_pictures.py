@@ -58,6 +58,10 @@ class Pictures:
         rest_s = PUBLISH_S if state == "running" else 0.95 * REST_S
         self._next_s = now_s + max(rest_s, min(cost_s / PUBLISH_SHARE, MAX_GAP_S))
 
+    def failed(self, message: str) -> None:
+        """Say that the engine failed, without asking it for a picture: that may be what failed."""
+        self._board.publish(None, "failed", self._wall.now(), message=message, load_label=self.load_label)
+
     def starting(self, progress: str, config: EngineConfig) -> None:
         """Say how far a load is."""
         self._board.publish(None, "starting", self._wall.now(), progress=progress, load_label=self.load_label, config=config)

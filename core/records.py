@@ -55,6 +55,8 @@ class StepRecord:
     full_batch: bool
     kind: str = "measured"
     graph: str = ""
+    late_joins: int = 0  # requests that joined after the shape of the step was decided
+    refaulted_tokens: int = 0  # tokens computed again whose block was in the prefix cache and was overwritten
 
     @property
     def moved_bytes(self) -> float:

@@ -60,10 +60,10 @@ def change_cache(state: SchedulerState, cache: CacheConfig, now: float) -> list[
         state.cache = cache
         return []
     events = lose_kv(state, now, "the pool gets another size")
-    evictions = state.kv.pool.num_evictions
+    evictions, refaults = state.kv.pool.num_evictions, state.kv.pool.num_refaults
     state.cache = cache
     state.kv = KVCacheManager(cache, state.kv_bytes_per_token)
-    state.kv.pool.num_evictions = evictions
+    state.kv.pool.num_evictions, state.kv.pool.num_refaults = evictions, refaults
     for request in list(state.requests.values()):
         found = never_fits(request, state.config, cache, state.max_model_len)
         message = found[1] if found is not None else never_resumes(state, request)

@@ -44,6 +44,7 @@ class StepCounts:
     queried_tokens: int
     budget_tokens: int
     max_num_seqs: int
+    refaulted_tokens: int = 0
 
 
 def build_step_record(
@@ -103,4 +104,6 @@ def build_step_record(
         full_batch=output.full_batch,
         kind=kind,
         graph=result.graph,
+        late_joins=len(output.late_joins),
+        refaulted_tokens=counts.refaulted_tokens,
     )

@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from core.config import SchedulerConfig, TenantConfig
 
 BUCKET_BURST_S = 1.0
+MAX_ACCOUNTS = 4096
+"""Above this the accounts of idle tenants that are in no setting are closed, those with the least service first."""
 _DEBT_TOLERANCE_TOKENS = 1e-6  # rounding of a refill must not keep a bucket shut
 
 
@@ -84,7 +86,7 @@ class Account:
 
 
 class TenantLedger:
-    """All tenants that were ever seen."""
+    """The tenants that were seen; idle ones without settings are forgotten when there are more than MAX_ACCOUNTS."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.accounts: dict[str, Account] = {}
@@ -110,8 +112,19 @@ class TenantLedger:
         """The tenant's account, opened if it is new."""
         account = self.accounts.get(name)
         if account is None:
+            if len(self.accounts) >= MAX_ACCOUNTS:
+                self._close_idle()
             account = self.accounts[name] = Account(self._config.tenant(name), now)
         return account
+
+    def _close_idle(self) -> None:
+        """Forget half of the idle tenants without settings. Least virtual time first: a tenant that comes back is lifted
+        to the least of the busy ones anyway, so those lose nothing."""
+        listed = {t.name for t in self._config.tenants}
+        idle = [a for a in self.accounts.values() if not a.is_active and a.name not in listed]
+        idle.sort(key=lambda a: a.virtual_time)
+        for account in idle[: (len(idle) + 1) // 2]:
+            del self.accounts[account.name]
 
     def arrive(self, name: str, now: float) -> None:
         """A request of the tenant enters the queue for the first time."""

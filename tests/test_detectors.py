@@ -71,7 +71,7 @@ SICK: dict[str, tuple[dict, int]] = {
     "memory ceiling": ({"num_waiting": 5, "admitted": 1, "bound_by": "KV memory"}, 2 * WINDOW),
     "preemption thrash": ({"preempted": 1}, 4 * WINDOW),
     "head-of-line blocking": ({"num_waiting": 5, "bound_by": "KV memory"}, 2 * WINDOW),
-    "batch churn": ({"decode_requests": lambda step: 4 + step % 2}, 2 * WINDOW),
+    "batch churn": ({"late_joins": 1}, 2 * WINDOW),
     "host-bound": ({"forward_s": 0.010}, 2 * WINDOW),
 }
 
@@ -89,13 +89,13 @@ def test_detector_finds_its_failure_and_names_the_step(name: str) -> None:
     assert f"{verdict.value:.3g}" in verdict.sentence
 
 
-def test_cache_thrash_is_a_hit_rate_that_collapses_with_the_pool_full() -> None:
+def test_cache_thrash_is_known_content_computed_again() -> None:
     warm = {"admitted": 1, "cached_tokens": 96, "prefill_tokens": 16}
-    cold = {"admitted": 1, "cached_tokens": 0, "prefill_tokens": 112, "blocks_free": 0}
-    assert DETECTORS["cache thrash"](run((40, warm), (80, cold))).found
+    lost = {"admitted": 1, "cached_tokens": 0, "prefill_tokens": 112, "refaulted_tokens": 96}
+    cold = {"admitted": 1, "cached_tokens": 0, "prefill_tokens": 112}
+    assert DETECTORS["cache thrash"](run((40, warm), (80, lost))).found
     assert not DETECTORS["cache thrash"](run((120, warm))).found
-    roomy = {**cold, "blocks_free": 10}
-    assert not DETECTORS["cache thrash"](run((40, warm), (80, roomy))).found, "blocks are left: a cold prompt is no thrash"
+    assert not DETECTORS["cache thrash"](run((40, warm), (80, cold))).found, "a prompt never seen before is no thrash"
 
 
 def test_a_healthy_run_has_no_finding() -> None:

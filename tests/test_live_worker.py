@@ -206,9 +206,7 @@ def test_the_end_of_the_process_is_the_end_of_the_worker(how, tmp_path):
         assert time.perf_counter() - began < 5 * crowding()
         if how in ("SIGTERM", "exit"):
             assert parent.returncode == 0
-            said = parent.stderr.read()
-            assert "Traceback" not in said
-            assert "Exception ignored" not in said
+            assert parent.stderr.read() == ""
     finally:
         parent.kill()
         parent.wait()

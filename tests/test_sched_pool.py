@@ -236,3 +236,30 @@ def test_the_pool_agrees_with_plain_sets(size: int, calls: list[tuple[str, int, 
         assert list(pool._evictable) == model.cached
         assert {b: int.from_bytes(h, "little") for h, b in pool.index_items()} == model.names
         assert (pool.num_free, pool.num_cached, pool.num_live) == (len(model.free), len(model.cached), len(model.refs))
+
+
+def test_a_refault_is_content_that_was_overwritten_and_came_back() -> None:
+    pool = BlockPool(2)
+    for name in (b"a", b"b"):
+        (block,) = pool.allocate(1) or [-1]
+        pool.publish(block, name)
+        pool.release([block])
+    assert pool.num_refaults == 0
+    blocks = pool.allocate(2) or []
+    pool.publish(blocks[0], b"c")
+    assert pool.num_refaults == 0, "content never seen before"
+    pool.publish(blocks[1], b"a")
+    assert pool.num_refaults == 1
+    pool.check()
+
+
+def test_the_names_of_lost_content_are_bounded() -> None:
+    pool = BlockPool(2)
+    for number in range(100):
+        (block,) = pool.allocate(1) or [-1]
+        pool.publish(block, f"{number}".encode())
+        pool.release([block])
+    assert pool.num_refaults == 0
+    (block,) = pool.allocate(1) or [-1]
+    pool.publish(block, b"0")
+    assert pool.num_refaults == 0, "lost too long ago to be remembered"

@@ -87,7 +87,7 @@ def stop_dashboard(dashboard: Dashboard) -> float:
     return time.monotonic() - begun_s
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     if CHROMIUM is None:
         pytest.skip("chromium is not on the path")
