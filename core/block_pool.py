@@ -23,6 +23,9 @@ from array import array
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 
+import numpy as np
+from numpy.typing import NDArray
+
 from core.config import EvictionPolicy
 from core.errors import InvariantError
 from core.eviction import eviction_order, exhaust
@@ -62,7 +65,7 @@ class BlockPool:
         self.num_evictions = 0
         self.num_refaults = 0
         self.num_extra_refs = 0
-        self.last_use = [0] * num_blocks
+        self.last_use = array("q", [0]) * num_blocks
         self._free = array("q", range(num_blocks - 1, -1, -1))
         self._refs = array("i", [0]) * num_blocks
         self._uses = [0] * num_blocks
@@ -112,6 +115,14 @@ class BlockPool:
     def index_items(self) -> Iterable[tuple[bytes, int]]:
         """Pairs (hash, block) of the prefix index."""
         return [(block_hash, block_id) for block_hash, block_id in self._index.items() if self._published[block_id]]
+
+    def columns(self) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.int64]]:
+        """Copies of: references, 1 where the index has the block, step in which a table last gave it up; one entry a block."""
+        return (
+            np.array(self._refs, np.int32),
+            np.frombuffer(bytes(self._published), np.uint8),
+            np.array(self.last_use, np.int64),
+        )
 
     def num_exclusive(self, block_ids: Iterable[int]) -> int:
         """How many of the blocks would become available if their one holder released them."""

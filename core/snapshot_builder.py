@@ -11,7 +11,7 @@ only every REFRESH_S: they cost as much as everything else together. A picture o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from core.bookkeeping import Books
 from core.config import EngineConfig
@@ -137,21 +137,19 @@ class SnapshotBuilder:
         planned: dict[str, tuple[int, bool]] = {}
         if output is not None:
             planned = dict(zip(output.request_ids, zip(output.num_scheduled_tokens, output.is_prefill, strict=True), strict=True))
-        block_ids, tail = self._scheduler.kv.block_ids, self._books.tail
+        tables, tail = self._scheduler.kv.tables, self._books.tail
+        sources, hue = self._books.sources.get, self._hue
+        nothing = (0, False)
         rows = []
         for request in self._scheduler.running:
             request_id = request.request_id
-            tokens, is_prefill = planned.get(request_id, (0, False))
-            rows.append(
-                self._row(
-                    request,
-                    now_s,
-                    scheduled_tokens=tokens,
-                    is_prefill=is_prefill,
-                    block_ids=block_ids(request_id),
-                    text_tail=tail(request_id),
-                )
+            tokens, is_prefill = planned.get(request_id, nothing)
+            table = tables.get(request_id)
+            ids = tuple(table.block_ids) if table is not None else ()
+            row = live_row(
+                request, now_s, hue(request_id), sources(request_id, ""), tokens, is_prefill, ids, "", tail(request_id)
             )
+            rows.append(row)
         return tuple(rows)
 
     def _waiting_rows(self, now_s: float) -> tuple[RequestView, ...]:
@@ -171,11 +169,15 @@ class SnapshotBuilder:
         self._waiting = fresh
         return tuple(rows)
 
-    def _row(self, request: Request, now_s: float, **extra: Any) -> RequestView:
-        request_id = request.request_id
+    def _hue(self, request_id: str) -> int:
         hue = self._hues.get(request_id)
         if hue is None:
             if len(self._hues) > MAX_HUES:
                 self._hues.clear()
             hue = self._hues[request_id] = hue_of(request_id)
-        return live_row(request, now_s, hue=hue, source=self._books.sources.get(request_id, ""), **extra)
+        return hue
+
+    def _row(self, request: Request, now_s: float, why: str) -> RequestView:
+        """The row of a request that is not running."""
+        request_id = request.request_id
+        return live_row(request, now_s, self._hue(request_id), self._books.sources.get(request_id, ""), why=why)

@@ -34,7 +34,6 @@ def _preempted_spans(request: Request, now_s: float) -> tuple[tuple[float, float
 def live_row(
     request: Request,
     now_s: float,
-    *,
     hue: int,
     source: str,
     scheduled_tokens: int = 0,
