@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from core.model_spec import ModelSpec
 from core.runtime.backend import LayerWeights, ModelWeights
-from core.runtime.loader import open_model
+from core.runtime.model_source import open_model
 
 
 def hf_config(spec: ModelSpec) -> dict[str, object]:

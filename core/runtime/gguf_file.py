@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
 import tokenizers
-import torch
 
 from core.errors import CheckpointError
 from core.model_spec import ModelSpec
-from core.runtime.weights import HEAD, expected_shapes
+from core.runtime.checkpoint_names import HEAD, expected_shapes
+
+if TYPE_CHECKING:
+    import torch
 
 _CONTROL, _USER_DEFINED = 3, 4  # gguf token types
 _TOKENIZER_KIND = "gpt2/smollm"
@@ -68,6 +70,8 @@ class GgufTensors:
         return [back.get(name, name) for name in self._tensors]
 
     def get(self, name: str) -> torch.Tensor:
+        import torch
+
         stored = self._tensors[gguf_name(name)]
         try:
             values = gguf.quants.dequantize(stored.data, stored.tensor_type)

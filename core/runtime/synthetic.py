@@ -9,13 +9,16 @@ spread by about 3. The text is noise; geometry, memory traffic and timing are th
 from __future__ import annotations
 
 from collections.abc import Collection
-
-import torch
+from typing import TYPE_CHECKING
 
 from core.model_spec import ModelSpec
-from core.runtime.backend import ModelWeights
+from core.runtime.checkpoint_names import EMBEDDING, FINAL_NORM, Progress, expected_shapes, no_progress
 from core.runtime.tokenizer import ByteTokenizer
-from core.runtime.weights import EMBEDDING, FINAL_NORM, Progress, expected_shapes, no_progress, pack_weights
+
+if TYPE_CHECKING:
+    import torch
+
+    from core.runtime.backend import ModelWeights
 
 
 class SyntheticTensors:
@@ -30,6 +33,8 @@ class SyntheticTensors:
         return self._shapes.keys()
 
     def get(self, name: str) -> torch.Tensor:
+        import torch
+
         shape = self._shapes[name]
         generator = torch.Generator().manual_seed(self._seeds[name] % 2**63)
         noise = torch.empty(shape).normal_(generator=generator)
@@ -60,4 +65,6 @@ class SyntheticSource:
     def weights(
         self, dtype: torch.dtype, device: torch.device, max_model_len: int, progress: Progress = no_progress
     ) -> ModelWeights:
+        from core.runtime.weights import pack_weights
+
         return pack_weights(self.spec, SyntheticTensors(self.spec, self._seed), dtype, device, max_model_len, progress)

@@ -13,8 +13,8 @@ import transformers
 
 from core.errors import CheckpointError
 from core.runtime.backend import LinearWeight
+from core.runtime.checkpoint_names import HEAD
 from core.runtime.hf_folder import FolderSource
-from core.runtime.weights import HEAD
 from tests.runtime_driver import one_thread
 
 __all__ = ["one_thread"]  # the fixture

