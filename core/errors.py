@@ -11,6 +11,8 @@ Each message says what was found and what to do about it. `BatchscopeError` is t
     |-- ExecutorError        the forward pass failed
     |   `-- WorkerDied       the worker process is gone; its requests will be recomputed
     |-- TraceError           a workload file without a usable row
+    |-- BundleError          a run bundle that cannot be read: damaged, incomplete, or of a newer version
+    |-- ExportError          a file that cannot be written; nothing is left under its name
     |-- ControlRefused       a command from someone who may not give it, or above a limit
     `-- InvariantError       a conservation law is broken: a defect of this program, never of the input
 """
@@ -75,6 +77,14 @@ class WorkerDied(ExecutorError):
 
 class TraceError(BatchscopeError, ValueError):
     """A workload file that cannot be used; the message counts the broken rows by reason."""
+
+
+class BundleError(BatchscopeError, ValueError):
+    """A run bundle that cannot be read; the message names the part that is damaged or missing."""
+
+
+class ExportError(BatchscopeError):
+    """A file that cannot be written; what stood under its name before is untouched."""
 
 
 class ControlRefused(BatchscopeError):

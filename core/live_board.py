@@ -23,6 +23,7 @@ from core.errors import ControlRefused
 from core.load_spec import LoadSpec, PromptKind
 from core.prompts import PromptSource, RandomPrompts, TextPrompts, chat_frame, text_prompts
 from core.records import RequestRecord, StepRecord
+from core.run_record import RunRecord
 from core.snapshot import EngineSnapshot
 from core.story import Story
 from core.streams import StreamHub
@@ -158,6 +159,17 @@ class Board:
     def requests(self) -> tuple[RequestRecord, ...]:
         """Ended requests, newest first."""
         return self._engine.telemetry.requests if self._engine is not None else ()
+
+    def run_record(self) -> RunRecord:
+        """What a replay of the run so far needs.
+
+        Raises:
+            ControlRefused: while there is no engine, or if it records nothing.
+        """
+        recorder = self.require_engine().recorder
+        if recorder is None:
+            raise ControlRefused("this engine records nothing; start it with a recorder")
+        return recorder.record()
 
     def story(self, request_id: str) -> Story | None:
         """The life of a request, live or ended not long ago; None if it is not known."""

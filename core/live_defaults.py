@@ -23,17 +23,20 @@ from core.errors import ConfigError
 from core.factory import create_engine
 from core.live import LiveEngine
 from core.load_spec import ArrivalProcess, LoadSpec
+from core.run_record import RunRecorder
 from core.snapshot import RooflineCeilings
 
 FIRST_USERS = 16
 FIRST_THINK_S = 2.0
 
 _KEEP_STEPS = 20_000
+RECORDED_STEPS = 20_000
+"""A dashboard records this many steps for bundles and replays; a bundle of a longer run has the beginning of it."""
 
 
 def build_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine:
     """The engine factory of the dashboard."""
-    return create_engine(config, on_progress=progress)
+    return create_engine(config, on_progress=progress, recorder=RunRecorder(RECORDED_STEPS))
 
 
 def measure_ceilings(engine: Engine) -> RooflineCeilings | None:

@@ -18,6 +18,7 @@ from core.live_loop import EngineLoop
 from core.load_driver import LoadCounts
 from core.load_spec import LoadSpec
 from core.records import RequestRecord, StepRecord
+from core.run_record import RunRecord
 from core.snapshot import EngineSnapshot
 from core.story import Story
 from core.streams import RequestStream
@@ -52,6 +53,14 @@ class LiveView:
     def story(self, request_id: str) -> Story | None:
         """A request's life, live or ended not long ago; None if it is not known."""
         return self._board.story(request_id)
+
+    def run_record(self) -> RunRecord:
+        """Commands, decisions and answers since the engine started, or the beginning of them if they are very many.
+
+        Raises:
+            ControlRefused: while there is no engine, or if it records nothing.
+        """
+        return self._board.run_record()
 
     def stream(self, request_id: str) -> RequestStream:
         """The answer of a submitted request as it grows.

@@ -8,8 +8,9 @@ decides otherwise, something else got in: `Divergence` names the step and the fi
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from core.clock import VirtualClock
@@ -18,8 +19,10 @@ from core.errors import BatchscopeError, ExecutorError, WorkerDied
 from core.executor import ExecutorInfo
 from core.output_processor import TextCodec
 from core.outputs import ModelRunnerOutput, SchedulerOutput
+from core.records import StepRecord
 from core.run_record import CommandEntry, FailureEntry, RunRecord, StepEntry
 from core.scheduler import Scheduler
+from core.step_record import StepCounts, StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,8 @@ class ReplayExecutor:
     def __init__(self, record: RunRecord, clock: VirtualClock) -> None:
         self._info = dataclasses.replace(record.header.info, kind="replayed")
         self._clock = clock
-        self._answers: Iterator[StepEntry | FailureEntry] = (e for e in record.entries if not isinstance(e, CommandEntry))
+        self._answers: tuple[StepEntry | FailureEntry, ...] = tuple(e for e in record.entries if not isinstance(e, CommandEntry))
+        self._next = 0
 
     @property
     def info(self) -> ExecutorInfo:
@@ -77,9 +81,10 @@ class ReplayExecutor:
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """The recorded answer to the next decision."""
-        entry = next(self._answers, None)
-        if entry is None:
+        if self._next >= len(self._answers):
             raise ExecutorError("the record ends here; nothing says what the executor answered")
+        entry = self._answers[self._next]
+        self._next += 1
         difference = first_difference(entry.output, scheduler_output)
         if difference is not None:
             raise ReplayDivergedError(difference)
@@ -97,6 +102,20 @@ class ReplayExecutor:
         """Nothing to free."""
 
 
+class _ReplayedEngine(Engine):
+    """Books the records of the run itself where they are at hand: they know what the host's work took."""
+
+    stored: Mapping[int, StepRecord] = {}
+
+    def _note(self, output: SchedulerOutput, result: ModelRunnerOutput, times: StepTimes, counts: StepCounts) -> None:
+        record = self.stored.get(output.step)
+        if record is None:
+            super()._note(output, result, times, counts)
+            return
+        self.telemetry.on_step(dataclasses.replace(record, kind=self.info.kind), counts.queried_tokens)
+        self._books.on_decision(output)
+
+
 class Replay:
     """A recorded run that can be stepped through.
 
@@ -104,10 +123,19 @@ class Replay:
         record: the run.
         tokenizer: gives the texts again; None leaves them empty.
         check_laws: check the conservation laws after every step.
+        stored: step records of the run by step; without them the replay makes its own, in which the host took no time.
     """
 
-    def __init__(self, record: RunRecord, *, tokenizer: TextCodec | None = None, check_laws: bool = False) -> None:
+    def __init__(
+        self,
+        record: RunRecord,
+        *,
+        tokenizer: TextCodec | None = None,
+        check_laws: bool = False,
+        stored: Mapping[int, StepRecord] | None = None,
+    ) -> None:
         header = record.header
+        self.record = record
         self.clock = VirtualClock(_first_time_s(record))
         self.executor = ReplayExecutor(record, self.clock)
         scheduler = Scheduler(
@@ -119,10 +147,15 @@ class Replay:
             seed=header.config.seed,
             kv_bytes_per_token=header.info.kv_bytes_per_token,
         )
-        self.engine = Engine(
+        self.engine = _ReplayedEngine(
             scheduler, self.executor, self.clock, config=header.config, tokenizer=tokenizer, check_laws=check_laws
         )
-        self._entries = iter(record.entries)
+        self.engine.stored = stored or {}
+        self._at = 0
+
+    def use(self, executor: ReplayExecutor) -> None:
+        """Let another executor answer, from the beginning on."""
+        self.executor = self.engine.executor = executor
 
     def advance(self) -> bool:
         """Carry out the commands up to the next step and that step; False at the end of the record.
@@ -130,7 +163,9 @@ class Replay:
         Raises:
             ReplayDivergedError: if the decision is not the recorded one.
         """
-        for entry in self._entries:
+        while self._at < len(self.record.entries):
+            entry = self.record.entries[self._at]
+            self._at += 1
             if isinstance(entry, CommandEntry):
                 self.clock.advance_to(entry.time_s)
                 self.engine.apply(entry.command)
@@ -139,6 +174,19 @@ class Replay:
             self.engine.step()
             return True
         return False
+
+    def fork(self) -> Replay:
+        """A second replay at the same place; both go on independently. What never changes is shared."""
+        engine, executor = self.engine, self.executor
+        shared: list[object] = [self.record, self.record.entries, executor._answers, engine.config, engine.info]
+        shared += [engine.stored, engine.tokenizer]
+        shared += [*engine.records, *engine.telemetry.requests]
+        shared += [story for i in engine._books.stories.ids() if (story := engine._books.stories.get(i)) is not None]
+        shared += list(engine._books.ended)
+        shared += [event for request in engine.scheduler.requests.values() for event in request.story]
+        for part in (engine._last_output, engine.scheduler.config, engine.scheduler.cache):
+            shared += [part] if part is not None else []
+        return copy.deepcopy(self, {id(part): part for part in shared if part is not None})
 
 
 @dataclass(frozen=True, slots=True)

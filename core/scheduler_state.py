@@ -277,8 +277,11 @@ class SchedulerState:
             self.config,
             grouped=order.by_tenant or self.ledger.has_quotas,
             virtual_time=self.ledger.virtual_time,
-            match_tokens=lambda request: len(self.kv.match(request)) * self.kv.block_size,
+            match_tokens=self._matched_tokens,  # a method, so that a copy of this state asks its own pool
         )
+
+    def _matched_tokens(self, request: Request) -> int:
+        return len(self.kv.match(request)) * self.kv.block_size
 
 
 def derive_seed(seed: int, request_id: str) -> int:
