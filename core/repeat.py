@@ -106,7 +106,7 @@ def codec_of(bundle: RunBundle) -> TextCodec | None:
     config = bundle.record.header.config
     if config.executor == "simulated":
         return None
-    from core.runtime.loader import open_model  # torch, only where a model ran
+    from core.runtime.model_source import open_model  # only where a model ran
 
     try:
         return open_model(config.model, spec=config.spec, seed=config.seed).tokenizer()
