@@ -6,6 +6,8 @@ BATCHSCOPE_EXECUTOR       worker (default), inprocess or simulated
 BATCHSCOPE_CLOCK          wall (default) or step (time counted in steps: repeatable pictures)
 BATCHSCOPE_SEED           seed of weights, sampling and load
 BATCHSCOPE_RATE           requests a second of the first load; 0 starts idle
+BATCHSCOPE_USERS          users of a closed loop as the first load, where no rate is given
+BATCHSCOPE_THINK_S        seconds that each of them waits between an answer and its next request
 BATCHSCOPE_PAUSED         1 starts paused
 BATCHSCOPE_CONTROL_TOKEN  taking control needs it
 """
@@ -67,7 +69,9 @@ def load_from_environment(environment: Mapping[str, str]) -> LoadSpec | None:
     """The first load, None if the rate is 0 (ConfigError for a value that makes no sense)."""
     seed = int(_number(environment, "BATCHSCOPE_SEED", 0))
     if not environment.get("BATCHSCOPE_RATE"):
-        return LoadSpec(process=ArrivalProcess.CLOSED_LOOP, users=FIRST_USERS, think_time_s=FIRST_THINK_S, seed=seed)
+        users = int(_number(environment, "BATCHSCOPE_USERS", FIRST_USERS))
+        think_s = _number(environment, "BATCHSCOPE_THINK_S", FIRST_THINK_S)
+        return LoadSpec(process=ArrivalProcess.CLOSED_LOOP, users=users, think_time_s=think_s, seed=seed)
     rate = _number(environment, "BATCHSCOPE_RATE", 0)
     return LoadSpec(rate_per_s=rate, seed=seed) if rate else None
 
