@@ -1,6 +1,7 @@
 """What the engine's thread publishes and every other thread may read, without a lock.
 
     latest    one reference to an immutable picture, swapped
+    past      earlier pictures, bounded
     history   the engine's own step history, readable from any thread
     streams   append-only answers
     audit     the last commands
@@ -21,6 +22,7 @@ from core.control import AuditEntry, AuditLog
 from core.engine import Engine
 from core.errors import ControlRefused
 from core.load_spec import LoadSpec, PromptKind
+from core.picture_history import PictureHistory
 from core.prompts import PromptSource, RandomPrompts, TextPrompts, chat_frame, text_prompts
 from core.records import RequestRecord, StepRecord
 from core.run_record import RunRecord
@@ -51,6 +53,7 @@ class Board:
     def __init__(self, config: EngineConfig, max_streams: int) -> None:
         self.streams = StreamHub(max_streams)
         self.audit = AuditLog()
+        self.past = PictureHistory()
         self._engine: Engine | None = None
         self._text_lock = threading.Lock()
         self._texts: dict[PromptKind, TextPrompts] = {}
@@ -62,6 +65,7 @@ class Board:
         """From now on readers see this engine."""
         self._texts = {}
         self._engine = engine
+        self.past.clear()
 
     def publish(
         self,
@@ -93,6 +97,7 @@ class Board:
             load_label=snapshot.load_label if load_label is None else load_label,
             revision=before.revision + 1,
         )
+        self.past.add(self.latest)
 
     def audit_result(self, command: Command, result: CommandResult, wall_s: float) -> None:
         """Note what became of a command."""

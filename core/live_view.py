@@ -42,6 +42,10 @@ class LiveView:
         """The newest picture."""
         return self._board.latest
 
+    def pictures(self) -> tuple[EngineSnapshot, ...]:
+        """Earlier pictures of this run, oldest first: bounded, dense near the end, reaching back to the beginning."""
+        return self._board.past.pictures
+
     def history(self, since_step: int = -1) -> tuple[StepRecord, ...]:
         """Records of steps after `since_step`, oldest first; old ones are thinned."""
         return self._board.history(since_step)

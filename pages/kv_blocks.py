@@ -202,4 +202,4 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     frame.footer()
 
 
-ticker.live("Who holds which KV block?", render)
+ticker.live("Who holds which KV block?", render, look_back=True)

@@ -1,6 +1,6 @@
 """Live: the sets of requests, the batch by step, and the six figures that matter.
 
-limits / running | waiting, preempted, ended      batch by step      tiles      tabs: Gantt, batch size, step times, table
+limits / running | waiting, preempted, ended    batch by step    tiles    tabs: linked views, batch size, step times, table
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from core.charts import batch_timeline, gantt, style
+from core.charts import batch_timeline, style
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot
-from pages.parts import engine_access, frame, ticker
-from pages.parts.request_sets import request_sets, table_rows
+from pages.parts import engine_access, frame, linked, ticker
+from pages.parts.block_canvas import block_canvas, pack, picked
+from pages.parts.element import trigger
+from pages.parts.facts import moment
+from pages.parts.request_sets import choose, chosen_request, request_sets, table_rows
 from pages.parts.tiles import draw_tiles
 
-TABS = ("Gantt", "Batch size", "Step times", "Table view")
+TABS = ("Requests, blocks, roofline", "Batch size", "Step times", "Table view")
 
 
 def _timeline(history: Sequence[StepRecord]) -> None:
@@ -32,15 +35,43 @@ def _timeline(history: Sequence[StepRecord]) -> None:
     frame.chart(data, spec, key="live_composition", alt="Prefill, decode and idle tokens of each step, under the token budget")
 
 
-def _gantt(snapshot: EngineSnapshot) -> None:
-    rows = gantt.lanes(snapshot)
-    frame.figure_head(
-        "Where did each request spend its time?",
-        f"{len(rows)} requests · {frame.kind_of(snapshot)}",
-        how=f"One lane a request, oldest at the top. {style.HOW_TO_ZOOM}",
-    )
-    data = gantt.gantt_frame(rows, snapshot.time_s)
-    frame.chart(data, gantt.gantt_spec(frame.theme()), key="live_gantt", alt="Spans of the latest requests over time")
+def _linked(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
+    """Gantt, blocks and roofline: what is pointed at in one is shown in all, and in the sets above."""
+    chosen = chosen_request()
+    left, right = st.columns([0.64, 0.36], gap="medium")
+    with left:
+        frame.figure_head(
+            "Where did each request spend its time?",
+            f"engine time (s) · {frame.kind_of(snapshot)}",
+            how=f"One lane a request, oldest at the top. Point at one to see its blocks and its steps. {style.HOW_TO_ZOOM}",
+        )
+        linked.draw_gantt(snapshot, chosen, key="live_gantt", on_pick=_pick_lane)
+    with right:
+        frame.figure_head("Which blocks does it hold?", moment(snapshot), how="Each cell is a KV block in the hue of its owner.")
+        known = (*snapshot.running, *snapshot.preempted, *snapshot.ended)
+        with st.container(key="live_blocks", height=270, border=False):
+            block_canvas(pack(snapshot.blocks, known, mode="owner", chosen=chosen), key="live_map", on_pick=_pick_block)
+        frame.figure_head(
+            "Which steps was it part of?",
+            frame.span_of(history[-linked.MAX_DOTS :]),
+            how="Square: mostly prefill; round: mostly decode.",
+        )
+        data = linked.steps_payload(snapshot, history, 190)
+        with st.container(key="live_steps", height=200, border=False):
+            if data is None:
+                st.caption("The ceilings are measured once, right after the model is loaded.")
+            else:
+                linked.draw_steps_map(data, key="live_steps_map")
+
+
+def _pick_lane() -> None:
+    asked = trigger("live_gantt", "pick")
+    request = asked.get("request") if isinstance(asked, dict) else None
+    choose(request if isinstance(request, str) and request != chosen_request() else None)
+
+
+def _pick_block() -> None:
+    choose(picked("live_map"))
 
 
 def _batch(history: Sequence[StepRecord]) -> None:
@@ -95,7 +126,7 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     tabs = st.tabs(TABS, key="live_details", bind="query-params")
     with tabs[0]:
         if tabs[0].open:
-            _gantt(snapshot)
+            _linked(snapshot, history)
     with tabs[1]:
         if tabs[1].open:
             _batch(history)
@@ -108,4 +139,4 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     frame.footer()
 
 
-ticker.live("What is in the batch right now?", render)
+ticker.live("What is in the batch right now?", render, look_back=True)

@@ -10,11 +10,12 @@ from pathlib import Path
 import streamlit as st
 
 from pages.parts import element, frame
+from pages.parts.request_sets import keep_choice
 from pages.parts.settings import settings
 
 HERE = Path(__file__).resolve().parent
 ASSETS = HERE.parent / "assets"
-SIDEBAR_PX = 256
+SIDEBAR_PX = 232
 
 SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Watch": (
@@ -22,6 +23,7 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("live.py", "Live", "stacked_bar_chart"),
         ("kv_blocks.py", "KV blocks", "grid_view"),
         ("roofline.py", "Roofline", "show_chart"),
+        ("latency.py", "Latency", "timer"),
         ("story.py", "Story", "timeline"),
     ),
     "Try": (
@@ -46,6 +48,7 @@ def main() -> None:
     chosen = st.navigation(sections, expanded=True)
     frame.page_style()
     settings()
+    keep_choice()
     try:
         chosen.run()
     finally:

@@ -170,7 +170,7 @@ def _intensity(history: Sequence[StepRecord]) -> None:
     frame.figure_head("How do intensity and batch move together?", frame.span_of(history), how=how)
     spec = step_cost.by_step_spec(ground, "intensity", "FLOP/B", ground.text)
     frame.chart(rows, spec, key="intensity", alt="Arithmetic intensity by step")
-    spec = step_cost.by_step_spec(ground, "rows", "requests in the step", style.colour("decode", ground))
+    spec = step_cost.by_step_spec(ground, "rows", "requests", style.colour("decode", ground))
     frame.chart(rows, spec, key="batch", alt="Requests in the step, by step")
 
 
@@ -245,4 +245,4 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     frame.footer()
 
 
-ticker.live("Is the batch bound by memory or by arithmetic?", render, history_steps=GROUP_STEPS)
+ticker.live("Is the batch bound by memory or by arithmetic?", render, history_steps=GROUP_STEPS, look_back=True)

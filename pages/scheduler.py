@@ -11,7 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from core.charts import formats, shares
-from core.decision_words import decision_words, preemption_words
+from core.decision_words import decision_words
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot
 from pages.parts import frame, policies, ticker
@@ -71,7 +71,6 @@ def _preemptions(snapshot: EngineSnapshot) -> None:
             "blocks freed": p.blocks_freed,
             "tokens to recompute": p.tokens_lost,
             "swapped out (MiB)": round(p.bytes_swapped / 2**20, 2),
-            "in words": preemption_words(p),
         }
         for p in snapshot.preemptions
     ]

@@ -39,6 +39,10 @@ def _choose(snapshot: EngineSnapshot) -> str | None:
     )
 
 
+def _follow(request_id: str | None) -> None:
+    st.session_state[CHOSEN] = request_id
+
+
 def _figures(story: Story, now_s: float) -> None:
     spans = figure.phases(story, now_s)
 
@@ -82,7 +86,9 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     with st.container(key="story"):
         if story is None:
             what = f"Request {chosen} is not kept any more." if chosen else "Pick a request above, or click one on the Live page."
-            frame.empty(what, key="story", height=320)
+            oldest = snapshot.running[0].request_id if snapshot.running else None
+            action = f"Follow {oldest}, which is running" if oldest else None
+            frame.empty(what, action, lambda: _follow(oldest), key="story", height=320)
         else:
             frame.figure_head(
                 f"The life of {story.request_id}",

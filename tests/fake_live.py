@@ -9,12 +9,14 @@ from typing import Any
 from core.clock import WallClock
 from core.commands import CommandResult, Outcome
 from core.config import check_pair, replace_knobs
-from core.control import LOCAL, Lease, LeaseView
+from core.control import LOCAL, AuditEntry, Lease, LeaseView
 from core.errors import UnknownRequest
 from core.load_spec import LoadSpec
-from core.records import StepRecord
+from core.picture_history import PictureHistory
+from core.records import RequestRecord, StepRecord
 from core.request import SamplingParams, validate_sampling
 from core.snapshot import EngineSnapshot
+from core.story import Story
 from core.streams import RequestStream, StreamEnd, StreamPiece
 from tests.fake_snapshots import FakeRun, busy_run
 
@@ -31,12 +33,15 @@ class FakeLive:
         self.steps_per_s: float | None = None
         self.streams: dict[str, RequestStream] = {}
         self.state = "running"
+        self.past = PictureHistory(period_s=0.0)
         self.picture = self._publish()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
     def _publish(self) -> EngineSnapshot:
-        return replace(self.run.snapshot(wall_time_s=self.clock.now()), state=self.state)
+        picture = replace(self.run.snapshot(wall_time_s=self.clock.now()), state=self.state)
+        self.past.add(picture)
+        return picture
 
     def play(self, period_s: float = 0.12) -> FakeLive:
         """Advance one step every `period_s` in a daemon thread."""
@@ -68,6 +73,18 @@ class FakeLive:
 
     def history(self, since_step: int = -1) -> tuple[StepRecord, ...]:
         return tuple(r for r in tuple(self.run.records) if r.step > since_step)
+
+    def pictures(self) -> tuple[EngineSnapshot, ...]:
+        return self.past.pictures
+
+    def requests(self) -> tuple[RequestRecord, ...]:
+        return tuple(self.run.requests)
+
+    def audit(self) -> tuple[AuditEntry, ...]:
+        return ()
+
+    def story(self, request_id: str) -> Story | None:
+        return self.run.story(request_id)
 
     def lease(self) -> LeaseView:
         return self.control.view()

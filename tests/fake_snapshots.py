@@ -15,6 +15,7 @@ from core.executor import ExecutorInfo
 from core.model_spec import SMOLLM2_135M
 from core.outputs import BoundBy, PassedOver, Preemption
 from core.records import RequestRecord, StepRecord
+from core.request import StoryEvent
 from core.snapshot import (
     BlockMapView,
     EngineSnapshot,
@@ -26,6 +27,7 @@ from core.snapshot import (
     TenantView,
     Totals,
 )
+from core.story import Story
 
 TENANTS = ("default", "search", "chat", "batch")
 KV_BYTES_PER_TOKEN = 2 * 30 * 3 * 64 * 2
@@ -349,6 +351,24 @@ class FakeRun:
             preempted_s=0.0,
             itl_s=tuple([(e2e - ttft) / gaps] * gaps) if gaps > 0 else (),
         )
+
+    def story(self, request_id: str) -> Story | None:
+        """A short story of a live or lately ended request, at the times of its row."""
+        row = next((r for r in (*self.running, *self.waiting, *self.ended) if r.request_id == request_id), None)
+        if row is None:
+            return None
+        events = [StoryEvent(row.arrival_s, 1, "submitted")]
+        if row.admitted_s is not None:
+            events.append(StoryEvent(row.admitted_s, 2, "admitted", f"{len(row.blocks)} blocks"))
+        tokens: tuple[float, ...] = ()
+        if row.first_token_s is not None:
+            events.append(StoryEvent(row.first_token_s, 3, "first_token"))
+            end_s = row.finished_s or self.now_s
+            gap_s = (end_s - row.first_token_s) / max(row.output - 1, 1)
+            tokens = tuple(row.first_token_s + k * gap_s for k in range(row.output))
+        if row.finished_s is not None:
+            events.append(StoryEvent(row.finished_s, 4, "finished", row.finish_reason))
+        return Story(row.request_id, row.status, row.prompt, row.output, tuple(events), tokens, row.tenant)
 
     def pool(self) -> PoolCounts:
         live = sum(len(r.blocks) for r in self.running)

@@ -11,6 +11,7 @@ class BlockMap {
     this.pointed = -1;
     this.sequence = 0;
     this.build(root);
+    onPoint(root, () => this.view && this.drawOverlay());
     this.observer = new ResizeObserver(() => this.schedule());
     this.observer.observe(this.stage);
   }
@@ -87,7 +88,7 @@ class BlockMap {
     this.applyTheme(theme);
     const width = this.stage.clientWidth;
     if (!width) return;
-    this.grid = layOut(view.n, width, width < 560);
+    this.grid = this.box.classList.contains("compact") ? layOutCompact(view.n, width) : layOut(view.n, width, width < 560);
     const ratio = Math.min(window.devicePixelRatio || 1, 3);
     this.fit(this.base, ratio);
     this.fit(this.over, ratio);
@@ -135,12 +136,23 @@ class BlockMap {
     ctx.clearRect(0, 0, this.grid.width, this.grid.height);
     const tables = this.chosenBlocks();
     for (const i of tables.keys()) outlineCell(ctx, this.grid, i, this.theme.text, 1.2, this.theme.ground);
+    this.drawLinked(ctx, tables);
     const at = this.pointed >= 0 ? this.pointed : this.cursor;
     const shown = at >= 0 && at < this.view.n;
     this.tip.hidden = !shown;
     if (!shown) return;
     outlineCell(ctx, this.grid, at, this.theme.text, 2, this.theme.ground);
     this.showTip(at, describeBlock(this.view, at, tables));
+  }
+
+  // Blocks of the request that is pointed at in another element.
+  drawLinked(ctx, tables) {
+    const ids = scope.pointed?.ids, view = this.view;
+    if (!ids || ids.size > 1 || !this.theme) return;
+    const index = view.owners.findIndex(([id]) => ids.has(id)) + 1;
+    if (!index) return;
+    for (let i = 0; i < view.n; i++)
+      if (view.owner[i] === index && !tables.has(i)) outlineCell(ctx, this.grid, i, this.theme.text, 1.2, this.theme.ground);
   }
 
   showTip(i, lines) {
@@ -165,6 +177,8 @@ class BlockMap {
   point(i) {
     if (i === this.pointed) return;
     this.pointed = i;
+    const owner = i >= 0 && this.view ? this.view.owner[i] : 0;
+    pointAt(owner ? new Set([this.view.owners[owner - 1][0]]) : null, null, this);
     this.base.style.cursor = i >= 0 && this.view && this.view.owner[i] ? "pointer" : "default";
     this.drawOverlay();
   }
@@ -204,5 +218,6 @@ class BlockMap {
 
 function draw_block_map(component, root) {
   root.blockMap ??= new BlockMap(root);
+  root.blockMap.box.classList.toggle("compact", Boolean(root.getRootNode().host?.closest(".st-key-live_blocks")));
   root.blockMap.receive(component);
 }

@@ -83,6 +83,14 @@ function layOut(n, width, phone) {
   return { n, cols, rows, gutter, w, h, width: gutter + cols * w + EDGE, height: rows * h + EDGE };
 }
 
+// All blocks within one small picture, whatever their number: cells about as high as wide, no row labels.
+const COMPACT_PX = 236;
+function layOutCompact(n, width) {
+  const cols = Math.min(n, Math.max(8, Math.round(Math.sqrt((n * width) / COMPACT_PX) / 8) * 8));
+  const rows = Math.ceil(n / cols), w = (width - EDGE) / cols, h = Math.max(2, Math.min(Math.floor(COMPACT_PX / rows), 14));
+  return { n, cols, rows, gutter: 0, w, h, width: cols * w + EDGE, height: rows * h + EDGE };
+}
+
 function cellBox(grid, i) {
   const col = i % grid.cols;
   const x = Math.round(grid.gutter + col * grid.w);

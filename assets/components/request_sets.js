@@ -27,6 +27,11 @@ function sets_buildPanel(view, name) {
   panel.lead = make("p", "lead");
   panel.list.append(panel.space, panel.hollow);
   panel.node.append(head, panel.lead, columns, panel.list);
+  panel.list.addEventListener("pointerover", (e) => {
+    const node = e.target.closest("[data-id]");
+    if (node) pointAt(new Set([node.dataset.id]));
+  });
+  panel.list.addEventListener("pointerleave", () => pointAt(null));
   panel.list.addEventListener("click", (e) => sets_pick(view, e.target.closest("[data-id]")));
   panel.list.addEventListener("keydown", (e) => {
     if (e.key === "Enter" || e.key === " ") {
@@ -47,7 +52,10 @@ function sets_pick(view, node) {
 
 function sets_mark(view) {
   for (const panel of Object.values(view.panels))
-    for (const [id, row] of panel.rows) row.node.classList.toggle("chosen", id === view.chosen);
+    for (const [id, row] of panel.rows) {
+      row.node.classList.toggle("chosen", id === view.chosen);
+      row.node.classList.toggle("linked", Boolean(scope.pointed?.ids?.has(id)));
+    }
 }
 
 function sets_build(root) {
@@ -67,6 +75,7 @@ function sets_build(root) {
   right.append(view.panels.waiting.node, view.panels.preempted.node, view.panels.ended.node);
   view.grid.append(left, right);
   root.append(view.limits, view.grid, view.legend, view.detail);
+  onPoint(root, () => sets_mark(view));
   return view;
 }
 

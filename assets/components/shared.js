@@ -57,3 +57,21 @@ function isDark(node) {
     : (colour.match(/[\d.]+/g) ?? [0, 0, 0]).map(Number);
   return 0.299 * parts[0] + 0.587 * parts[1] + 0.114 * parts[2] < 128;
 }
+
+// One request pointed at in any element is shown in all of them. `ids` is a Set or null, `time` engine seconds or null.
+scope.links ??= new Set();
+scope.lives ??= new Map();
+function pointAt(ids, time = null, source = null) {
+  const before = scope.pointed ?? {};
+  if (!ids && !before.ids) return;
+  if (ids && before.ids && before.time === time && ids.size === before.ids.size && [...ids].every((id) => before.ids.has(id))) return;
+  scope.pointed = { ids, time, source };
+  for (const link of scope.links) {
+    if (!link.root.isConnected) scope.links.delete(link);
+    else link.show(scope.pointed);
+  }
+}
+
+function onPoint(root, show) {
+  scope.links.add({ root, show });
+}

@@ -36,7 +36,9 @@ function buildBar(root) {
   bar.rate.setAttribute("aria-label", "Refresh");
   bar.rate.title = "How often the page is drawn anew; the engine does not wait for it";
   bar.rate.addEventListener("change", () => bar.component.setTriggerValue("rate", bar.rate.value));
-  right.append(bar.age, bar.role, bar.rate);
+  bar.cost = make("span", "cost");
+  bar.cost.title = "Python time of the latest tick of this page";
+  right.append(bar.age, bar.cost, bar.role, bar.rate);
   root.append(controls, bar.line, right);
   root.setAttribute("role", "region");
   root.setAttribute("aria-label", "Engine status");
@@ -101,6 +103,7 @@ function draw_status_bar(component, root) {
   const locked = !data.controller;
   for (const node of [bar.toggle, bar.step, bar.reset]) node.disabled = locked || !data.ready;
   bar.step.disabled ||= data.running;
+  say(bar.cost, data.tick);
   say(bar.role, data.role);
   bar.role.title = data.role_help;
   bar.role.classList.toggle("viewer", locked);

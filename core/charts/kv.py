@@ -135,7 +135,7 @@ def fragmentation_spec(theme: style.Theme) -> Spec:
             "y": {
                 "field": "wasted",
                 "type": "quantitative",
-                "axis": {"title": "empty share", "format": ".0%", "tickCount": 4},
+                "axis": {"title": "empty share", "format": ".2~p", "tickCount": 4},
             },
             "tooltip": [
                 {"field": "step", "type": "quantitative", "format": ",d"},

@@ -129,7 +129,14 @@ def _dot_layers(theme: style.Theme) -> list[Spec]:
             "range": [style.colour("decode", theme), style.colour("prefill", theme)],
             "interpolate": "rgb",
         },
-        "legend": {"format": ".0%", "gradientLength": 60, "gradientThickness": 8, "values": [0, 1]},
+        "legend": {
+            "format": ".0%",
+            "gradientLength": 60,
+            "gradientThickness": 8,
+            "values": [0, 1],
+            "orient": "bottom",
+            "direction": "horizontal",
+        },
     }
     return [
         {
@@ -179,6 +186,7 @@ def roofline_spec(theme: style.Theme, height: int = 430) -> Spec:
     """The picture for one theme; draw it with `roofline_data` as its named data sets."""
     return {
         **base(theme, height),
+        "padding": {"left": 4, "right": 22, "top": 4, "bottom": 4},
         "layer": [*_ceiling_layers(theme), *_dot_layers(theme)],
         "usermeta": {"embedOptions": {"renderer": "canvas"}},
     }

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import streamlit as st
 
@@ -68,10 +69,10 @@ def squeeze(source: str) -> str:
 
 @lru_cache(maxsize=8)
 def _all_programs(names: tuple[str, ...]) -> Callable[..., Any]:
-    """One component with the programs of these elements; its name tells which, so that definitions never collide."""
+    """One component with the programs of these elements, named by its text: an edited file is another component."""
     shared = squeeze((ASSETS / SHARED_SCRIPT).read_text("utf-8"))
     script = "\n".join([shared, *(_registered[name].program() for name in names), "export default () => {};"])
-    mount: Callable[..., Any] = st.components.v2.component("batchscope_programs_" + "_".join(names), js=script)
+    mount: Callable[..., Any] = st.components.v2.component(f"batchscope_programs_{crc32(script.encode()):08x}", js=script)
     return mount
 
 

@@ -14,28 +14,41 @@ from dataclasses import dataclass
 from typing import Any
 
 import streamlit as st
+from streamlit import runtime
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
+from core.clock import WallClock
 from core.comparison import Comparison
+from core.control import AuditEntry
 from core.errors import BatchscopeError
 from core.failure_modes import FailureMode
 from core.load_spec import LoadSpec
-from core.records import StepRecord
+from core.records import RequestRecord, StepRecord
 from core.request import SamplingParams
 from core.snapshot import EngineSnapshot
 
-WAIT_S = 0.3
-"""How long a page waits for the next step boundary before it says "waiting"; a long step must not hold a page."""
+LEAST_WAIT_S, MOST_WAIT_S = 0.3, 2.0
+"""How long a page waits for a step boundary: two steps of the present length, between these; it says "waiting" after that."""
 
+wall_clock = WallClock()
 _installed: list[Any] = []
+_tabs: dict[str, str] = {}
+"""Session id -> Streamlit's id of the browser tab behind it; a tab that is gone gives control back at once."""
+MAX_TABS = 1000
+_UNANSWERED = "unanswered_commands"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a command: `ok`, one sentence for the person, and a value such as a request id."""
+    """What became of a command: `ok`, one sentence for the person, a value such as a request id.
+
+    `waiting`: no step boundary came in time; a refusal is shown when it comes.
+    """
 
     ok: bool
     message: str = ""
     value: Any = None
+    waiting: bool = False
 
 
 def install(live: Any) -> None:
@@ -53,7 +66,19 @@ def _live() -> Any:
 
 def session_id() -> str:
     """This browser session's id, for the lease and the audit list."""
-    return str(st.session_state.setdefault("batchscope_session_id", secrets.token_hex(8)))
+    session = str(st.session_state.setdefault("batchscope_session_id", secrets.token_hex(8)))
+    context = get_script_run_ctx(suppress_warning=True)
+    if context is not None and session not in _tabs:
+        while len(_tabs) >= MAX_TABS:
+            del _tabs[next(iter(_tabs))]
+        _tabs[session] = context.session_id
+    return session
+
+
+def _is_gone(session: str) -> bool:
+    """True if the browser tab of a session was closed or loaded anew."""
+    tab = _tabs.get(session)
+    return tab is not None and runtime.exists() and not runtime.get_instance().is_active_session(tab)
 
 
 class Access:
@@ -68,11 +93,26 @@ class Access:
         picture: EngineSnapshot = self._live.latest()
         return picture
 
-    def recent(self, steps: int) -> tuple[StepRecord, ...]:
-        """Records of the last `steps` steps, oldest first."""
-        newest = self._live.latest().step
+    def recent(self, steps: int, until: int | None = None) -> tuple[StepRecord, ...]:
+        """Records of the last `steps` steps, up to step `until` where one looks back; oldest first."""
+        newest = self._live.latest().step if until is None else until
         records: tuple[StepRecord, ...] = self._live.history(newest - steps)
+        return records if until is None else tuple(r for r in records if r.step <= until)
+
+    def requests(self) -> tuple[RequestRecord, ...]:
+        """Records of ended requests, newest first; bounded."""
+        records: tuple[RequestRecord, ...] = self._live.requests()
         return records
+
+    def pictures(self) -> tuple[EngineSnapshot, ...]:
+        """Earlier pictures of this run, oldest first; bounded, the older the fewer."""
+        kept: tuple[EngineSnapshot, ...] = self._live.pictures()
+        return kept
+
+    def audit(self) -> tuple[AuditEntry, ...]:
+        """The last commands, newest first."""
+        entries: tuple[AuditEntry, ...] = self._live.audit()
+        return entries
 
     def story(self, request_id: str) -> Any:
         """Everything that happened to a request."""
@@ -102,14 +142,22 @@ class Access:
     @property
     def is_controller(self) -> bool:
         """True where this session may give commands: it has control, or nobody has and none is needed to take it."""
-        lease = self._live.lease()
+        lease = self._lease()
         return lease.holder == self.session or (lease.holder is None and not lease.needs_token)
 
     @property
     def holder(self) -> str:
         """Label of whoever has control; empty if nobody."""
-        lease = self._live.lease()
+        lease = self._lease()
         return str(lease.label or "another session") if lease.holder else ""
+
+    def _lease(self) -> Any:
+        """The lease, taken back from a holder whose browser tab is gone."""
+        lease = self._live.lease()
+        if lease.holder is not None and lease.holder != self.session and _is_gone(lease.holder):
+            self._live.release(lease.holder)
+            lease = self._live.lease()
+        return lease
 
     def _do(self, command: Callable[[], Any]) -> Answer:
         try:
@@ -119,17 +167,35 @@ class Access:
         outcome = getattr(result, "outcome", None)
         if outcome is None:
             return Answer(True, "", result)
-        return Answer(str(outcome) != "refused", result.message, result.value)
+        return Answer(str(outcome) != "refused", result.message, result.value, str(outcome) == "waiting")
 
     def _give(self, name: str, *args: Any, **kwargs: Any) -> Answer:
         """Give a command; a session that gives one while nobody has control takes it."""
 
         def run() -> Any:
-            if self._live.lease().holder is None:
+            if self._lease().holder is None:
                 self._live.acquire(self.session)
-            return getattr(self._live, name)(*args, **kwargs, session_id=self.session, wait_s=WAIT_S)
+            return getattr(self._live, name)(*args, **kwargs, session_id=self.session, wait_s=self._patience_s())
 
-        return self._do(run)
+        answer = self._do(run)
+        if answer.waiting:
+            st.session_state.setdefault(_UNANSWERED, []).append(wall_clock.now() - MOST_WAIT_S)
+        return answer
+
+    def _patience_s(self) -> float:
+        record = self._live.latest().step_record
+        return min(max(LEAST_WAIT_S, 2.0 * record.duration_s if record else 0.0), MOST_WAIT_S)
+
+    def late_refusals(self) -> list[str]:
+        """What became of commands of this session that were still waiting when they were answered: the refusals, each once."""
+        since: list[float] = st.session_state.get(_UNANSWERED, [])
+        if not since:
+            return []
+        ends = [e for e in self._live.audit() if e.session_id == self.session and e.outcome != "waiting" and e.time_s >= since[0]]
+        if not ends:
+            return []
+        st.session_state[_UNANSWERED] = []
+        return [f"{e.command}: {e.message}" for e in ends if e.outcome == "refused"]
 
     def start(self) -> Answer:
         return self._give("start")
@@ -174,7 +240,7 @@ class Access:
         Raises:
             ControlRefused: if another session has control.
         """
-        if self._live.lease().holder is None:
+        if self._lease().holder is None:
             self._live.acquire(self.session)
         comparison = Comparison(self._live, mode, session_id=self.session)
         comparison.start()

@@ -174,6 +174,12 @@ def chosen_request() -> str | None:
     return value if isinstance(value, str) else None
 
 
+def keep_choice() -> None:
+    """Keep the choice over a change of page: what a widget of the last page held would be dropped with it."""
+    if CHOSEN in st.session_state:
+        st.session_state[CHOSEN] = st.session_state[CHOSEN]
+
+
 def choose(request_id: str | None) -> None:
     """Choose a request on all pages, and in the address."""
     st.session_state[CHOSEN] = request_id

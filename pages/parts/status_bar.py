@@ -48,7 +48,7 @@ def values(snapshot: EngineSnapshot) -> list[dict[str, Any]]:
     bound = record.bound_by if record and busy else "no load"
     held = snapshot.num_preempted
     return [
-        {"key": "model", "text": model, "title": info.fallback if info and info.fallback else model},
+        {"key": "model", "text": model.removesuffix("-Instruct"), "title": info.fallback if info and info.fallback else model},
         {"key": "device", "text": f"{_DTYPES.get(dtype, dtype)} {device.split(',')[0]}", "title": f"{dtype} on {device}"},
         {"key": "step", "before": "step ", "text": formats.count(snapshot.step), "title": "Engine steps since the last reset"},
         {"key": "speed", "text": formats.rate(speed, "tok"), "title": f"Output tokens over the last {kpis.window_s:.0f} s"},

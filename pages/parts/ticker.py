@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import streamlit as st
 
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot
-from pages.parts import engine_access, frame, status_bar
+from pages.parts import engine_access, frame, status_bar, travel
 
 Render = Callable[[EngineSnapshot, Sequence[StepRecord]], None]
 HISTORY_STEPS = 300
+KEPT_PARAMETERS = ("request", "rate", "kiosk")
+_GO_TO = "go_to_page"
 
 
 def rate_s() -> float | None:
@@ -27,25 +30,34 @@ def rate_s() -> float | None:
     return status_bar.RATES[status_bar.rate_label()]
 
 
-def live(question: str, render: Render, *, about: str = "", history_steps: int = HISTORY_STEPS) -> None:
+def go_to(page: Path) -> None:
+    """From a callback: open another page with the next tick."""
+    st.session_state[_GO_TO] = page
+
+
+def live(question: str, render: Render, *, about: str = "", history_steps: int = HISTORY_STEPS, look_back: bool = False) -> None:
     """Draw a live page: status bar, heading, and `render` at the chosen rate.
 
     Args:
         question: the heading, what the page answers.
         about: one line under it.
         history_steps: how many of the latest step records `render` gets.
+        look_back: draw the slider over earlier pictures; `render` gets the chosen one.
     """
 
     @st.fragment(run_every=rate_s())
     def tick() -> None:
-        _tick(question, about, render, history_steps)
+        _tick(question, about, render, history_steps, look_back)
 
     tick()
 
 
-def _tick(question: str, about: str, render: Render, history_steps: int) -> None:
+def _tick(question: str, about: str, render: Render, history_steps: int, look_back: bool) -> None:
     if st.session_state.pop("rate_changed", False):
         st.rerun()  # the period belongs to the fragment, so it is made anew
+    page = st.session_state.pop(_GO_TO, None)
+    if page is not None:
+        st.switch_page(page, query_params={k: v for k, v in st.query_params.items() if k in KEPT_PARAMETERS})
     began = time.perf_counter()
     access = engine_access.engine()
     access.heartbeat()
@@ -53,5 +65,13 @@ def _tick(question: str, about: str, render: Render, history_steps: int) -> None
     status_bar.status_bar(snapshot, tick_s=st.session_state.get("tick_s"))
     frame.heading(question, about)
     frame.notice(snapshot)
-    render(snapshot, access.recent(history_steps))
+    for refusal in access.late_refusals():
+        st.toast(frame.plain(refusal), icon=":material/block:")
+    if look_back:
+        pictures = access.pictures()
+        shown = travel.picture_to_show(snapshot, pictures)
+        travel.slider(snapshot, shown, pictures)
+        render(shown, access.recent(history_steps, None if shown is snapshot else shown.step))
+    else:
+        render(snapshot, access.recent(history_steps))
     st.session_state["tick_s"] = time.perf_counter() - began
