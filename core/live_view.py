@@ -108,6 +108,10 @@ class LiveView:
         """Keep control; False if this session has it no more."""
         return self._lease.heartbeat(session_id)
 
+    def check_control(self, session_id: str) -> None:
+        """Raise ControlRefused unless this session may give commands."""
+        self._lease.check(session_id)
+
     def release(self, session_id: str) -> bool:
         """Give control back; False if this session did not have it."""
         return self._note(session_id, "release", lambda: self._lease.release(session_id))

@@ -26,6 +26,7 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("latency.py", "Latency", "timer"),
         ("story.py", "Story", "timeline"),
     ),
+    "Predict": (("what_if.py", "What-if", "tune"),),
     "Try": (
         ("prompt.py", "Prompt", "chat"),
         ("scheduler.py", "Scheduler", "low_priority"),

@@ -11,12 +11,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
 from streamlit import runtime
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
+from core import scenario_follow
 from core.clock import WallClock
 from core.comparison import Comparison
 from core.control import AuditEntry
@@ -233,6 +235,36 @@ class Access:
 
     def set_model(self, **knobs: Any) -> Answer:
         return self._give("set_model", **knobs)
+
+    def configure(self, **changes: Any) -> Answer:
+        """Change scheduler, cache and load at one step boundary, all or none; what is None stays as it is."""
+        return self._give("configure", **{name: change for name, change in changes.items() if change is not None})
+
+    @property
+    def settings_changed_s(self) -> float:
+        """Engine time of the latest accepted change of settings; 0 if there was none."""
+        picture = self._live.latest()
+        times = [e.time_s for e in self._live.audit() if e.outcome == "accepted" and e.command in ("configure", "model", "reset")]
+        return max(picture.time_s - (picture.wall_time_s - times[0]), 0.0) if times else 0.0
+
+    def follow(self, path: str) -> Answer:
+        """Have the engine follow a scenario file; only who has control may say so."""
+
+        def run() -> Any:
+            if self._live.lease().holder is None:
+                self._live.acquire(self.session)
+            self._live.check_control(self.session)
+            return scenario_follow.follow(self._live, Path(path))
+
+        return self._do(run)
+
+    def unfollow(self) -> Answer:
+        """Follow no file any more."""
+        return self._do(lambda: scenario_follow.unfollow(self._live))
+
+    def following(self) -> scenario_follow.FollowStatus | None:
+        """How following stands; None if no file is followed."""
+        return scenario_follow.following(self._live)
 
     def compare(self, mode: FailureMode) -> Comparison:
         """Run a failure mode twice on the engine, sick and cured.

@@ -1,0 +1,90 @@
+"""Simulations in a process of their own, so that neither the engine's thread nor a page shares its interpreter with them.
+
+    page -> submit(what-if) -> worker process -> Future        one worker; it ends when nobody asked for a while
+
+A simulation is pure Python for a second or so; run in a thread it would take the interpreter from the live engine.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from concurrent.futures import Future
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from joblib.externals.loky import ProcessPoolExecutor  # spawns without running the caller's main module
+
+from core.errors import BatchscopeError
+from core.sim_result import SimulationResult
+from core.whatif import Sensitivity, WhatIf, sensitivity
+
+NICE = 10
+IDLE_S = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a simulation: its result, or why there is none."""
+
+    result: SimulationResult | None
+    problem: str = ""
+
+
+def run_one(what: WhatIf, max_time_s: float | None = None) -> Outcome:
+    """Simulate; settings that make no sense are an outcome, not an error."""
+    try:
+        return Outcome(what.run(max_time_s=max_time_s))
+    except BatchscopeError as error:
+        return Outcome(None, str(error))
+
+
+def run_sensitivity(what: WhatIf, goal: str, knob: str) -> Sensitivity:
+    """One knob a notch down and a notch up."""
+    return next(sensitivity(what, goal, knobs=(knob,)))
+
+
+def key_of(*parts: Any) -> str:
+    """A digest of everything that an answer depends on."""
+    return blake2b(pickle.dumps(parts), digest_size=16).hexdigest()
+
+
+def be_nice() -> None:
+    """Let everything else on this machine go first; for work that takes minutes."""
+    if hasattr(os, "nice"):
+        os.nice(NICE)
+
+
+def _ready() -> bool:
+    return True
+
+
+class SimulationJobs:
+    """Runs simulations in worker processes that start with the first one.
+
+    Args:
+        workers: processes. They are not niced: an answer is a burst of a second or less that a person waits for.
+    """
+
+    def __init__(self, workers: int = 1) -> None:
+        self._pool = ProcessPoolExecutor(max_workers=workers, timeout=IDLE_S)
+
+    def warm(self) -> Future[bool]:
+        """Start a worker, so that the first question does not wait for its imports."""
+        future: Future[bool] = self._pool.submit(_ready)
+        return future
+
+    def run(self, what: WhatIf, max_time_s: float | None = None) -> Future[Outcome]:
+        """Simulate a what-if."""
+        future: Future[Outcome] = self._pool.submit(run_one, what, max_time_s)
+        return future
+
+    def sensitivity(self, what: WhatIf, goal: str, knob: str) -> Future[Sensitivity]:
+        """Simulate one knob's notches."""
+        future: Future[Sensitivity] = self._pool.submit(run_sensitivity, what, goal, knob)
+        return future
+
+    def close(self) -> None:
+        """End the workers."""
+        self._pool.shutdown(wait=True, kill_workers=True)

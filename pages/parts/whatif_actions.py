@@ -1,0 +1,111 @@
+"""What one does with a what-if: put it on the live engine, save it as a scenario, start a real server with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+import streamlit as st
+
+from core.config import CacheConfig, EngineConfig
+from core.models_catalog import MODELS
+from core.scenario import Scenario
+from core.scenario_text import scenario_toml
+from core.vllm_flags import sglang_command, vllm_command
+from core.whatif import WhatIf
+from pages.parts import engine_access, frame, scenario_file
+from pages.parts.engine_access import Answer
+from pages.parts.whatif_form import Choice
+from pages.parts.whatif_run import Known
+
+_ANSWER = "whatif_answer"
+
+
+def _config(live: EngineConfig, target: WhatIf) -> EngineConfig:
+    """The what-if as an engine's configuration."""
+    setup = target.setup()
+    entry = next((e for e in MODELS.values() if e.spec == target.model), None)
+    cache = replace(
+        live.cache,
+        block_size=setup.cache.block_size,
+        num_blocks=setup.cache.num_blocks,
+        enable_prefix_caching=setup.cache.enable_prefix_caching,
+        num_swap_blocks=setup.cache.num_swap_blocks,
+    )
+    same = target.model.name == (live.spec.name if live.spec else target.model.name) and entry is None
+    model = live.model if same or entry is None else entry.repo
+    return replace(live, model=model, scheduler=target.scheduler, cache=cache, max_model_len=target.max_model_len)
+
+
+def _apply(target: WhatIf, cache: CacheConfig | None, choice: Choice) -> None:
+    knobs = {"scheduler": target.scheduler}
+    access = engine_access.engine()
+    load = choice.load.spec if choice.load is not None else None
+    live_load = access.load
+    changes = {}
+    if load is not None and live_load is not None and load.process == live_load.process:
+        names = ("users", "rate_per_s", "burst_size")
+        changes = {n: getattr(load, n) for n in names if getattr(load, n) != getattr(live_load, n)}
+    st.session_state[_ANSWER] = access.configure(**knobs, cache=cache, load=changes or None)
+
+
+def apply_button(choice: Choice, target: WhatIf) -> None:
+    """Put the knobs on the live engine; hardware, model and a recorded load stay as they are."""
+    access = engine_access.engine()
+    live = access.latest().config
+    here = target.coefficients is not None or target.device.measured
+    cache = _config(live, target).cache if here else None
+    kept = [] if here else ["hardware", "pool size"]
+    note = f"At the next step boundary. Not applied: {', '.join([*kept, 'model'])}." if kept else "At the next step boundary."
+    st.button(
+        "Apply to live engine", type="primary", key="whatif_apply", on_click=_apply, args=(target, cache, choice),
+        disabled=not access.is_controller or not (choice.changed or _load_changed(choice)), help=note,
+    )  # fmt: skip
+    answer: Answer | None = st.session_state.pop(_ANSWER, None)
+    if answer is not None and answer.ok:
+        st.success("In force from the next step on.", icon=":material/check:")
+    elif answer is not None:
+        st.error(frame.plain(answer.message), icon=":material/block:")
+
+
+def _load_changed(choice: Choice) -> bool:
+    return choice.load is not None and choice.load.given != choice.load.changed
+
+
+def files_tab(known: Known, choice: Choice, target: WhatIf) -> None:
+    """Apply, save, and the commands of real servers."""
+    live = engine_access.engine().latest().config
+    config = _config(live, target)
+    here = target.coefficients is not None or target.device.measured
+    scenario = Scenario(
+        name="what-if",
+        engine=replace(config, spec=None),
+        load=choice.load.spec if choice.load is not None else None,
+        device=None if here else target.device,
+        tensor_parallel=target.tensor_parallel,
+        gpu_memory_utilization=target.gpu_memory_utilization,
+    )
+    with st.container(horizontal=True, key="whatif_actions"):
+        apply_button(choice, target)
+        st.download_button(
+            "Save as scenario", scenario_toml(scenario), "scenario.toml", "application/toml", key="whatif_save",
+            help="TOML; the watched file below takes it, and so does a sweep.",
+        )  # fmt: skip
+    _commands(config, target, here)
+    scenario_file.watched()
+
+
+def _commands(config: EngineConfig, target: WhatIf, here: bool) -> None:
+    kv = target.kv_dtype if target.kv_dtype.startswith("fp8") else None
+    share = None if here or target.num_blocks else target.gpu_memory_utilization
+    options = {"tensor_parallel": target.tensor_parallel, "kv_dtype": kv, "gpu_memory_utilization": share}
+    columns = st.columns(2, gap="medium")
+    for column, command in zip(columns, (vllm_command(config, **options), sglang_command(config, **options)), strict=True):
+        with column:
+            frame.figure_head(f"The same on {command.server}", f"{len(command.notes)} knobs have no exact counterpart")
+            st.code(command.text, language="bash", wrap_lines=True)
+            if command.notes:
+                st.dataframe(
+                    pd.DataFrame(command.notes, columns=["knob", "what takes its place"]), hide_index=True,
+                    key=f"notes_{command.server}", row_height=36,
+                )  # fmt: skip

@@ -1,0 +1,219 @@
+"""The load of a what-if: the live one as it was observed, the latest requests again, or a trace from a file.
+
+The base run and the what-if get the same load; factors and changed numbers of this group hold for the what-if only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from core.charts import formats
+from core.errors import ConfigError
+from core.lengths import LengthSpec
+from core.load_spec import ArrivalProcess, LoadSpec
+from core.prediction import live_arrivals
+from core.request import SLO
+from core.snapshot import EngineSnapshot
+from core.traces.formats import ColumnMap
+from core.traces.reader import column_names, read_trace
+from core.traces.report import TimeUnitNeeded
+from core.traces.trace import Trace
+from core.whatif import WhatIf
+from core.whatif_base import ended_well, observed_load
+from pages.parts import frame
+
+LIVE, AGAIN, TRACE = "the live load", "the latest requests again", "a trace"
+SOURCES = (LIVE, AGAIN, TRACE)
+DEFAULT_REQUESTS = 200
+MAX_REQUESTS = 5000
+MAX_TRACE_ROWS = 200_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChosenLoad:
+    """A load as it is, and as the what-if changes it.
+
+    Attributes:
+        given: fields of `WhatIf` that name the load; `changed` those of the what-if.
+        spec: the changed synthetic load, for applying it to the live engine; None for recorded ones.
+    """
+
+    given: dict[str, Any]
+    changed: dict[str, Any]
+    slo: SLO
+    words: str
+    spec: LoadSpec | None = None
+    trace: Trace | None = None
+
+    def on(self, what: WhatIf, *, scaled: bool) -> WhatIf:
+        """The what-if with this load."""
+        none: dict[str, Any] = {"load": None, "trace": None, "arrivals": (), "rate": 1.0, "slo": self.slo}
+        return replace(what, **(none | (self.changed if scaled else self.given)))
+
+
+def choose(live: WhatIf, snapshot: EngineSnapshot, load: LoadSpec | None) -> ChosenLoad:
+    """Draw the group.
+
+    Raises:
+        ConfigError, TraceError: while what was given cannot be simulated; the words say what is missing.
+    """
+    source = st.selectbox("Requests", SOURCES, key="w_source", bind="query-params", help="Both runs get the same requests.")
+    left, right = st.columns(2)
+    with left:
+        count = int(
+            st.number_input(
+                "Number", value=DEFAULT_REQUESTS, min_value=10, max_value=MAX_REQUESTS, step=50, key="w_requests",
+                bind="query-params", help="Requests simulated; a few hundred answer within a second.",
+            )
+        )  # fmt: skip
+    slo = _slo(load, right)
+    if source == TRACE:
+        return _from_trace(live, slo, count)
+    if source == AGAIN:
+        return _again(live, snapshot, slo, count)
+    return _synthetic(snapshot, load, slo, count)
+
+
+def _slo(load: LoadSpec | None, right: Any) -> SLO:
+    ttft = load.slo_ttft_s if load is not None and load.slo_ttft_s else 1.0
+    itl = load.slo_itl_s if load is not None and load.slo_itl_s else 0.2
+    with right:
+        ttft = st.number_input("SLO: TTFT, s", value=ttft, min_value=0.001, step=0.1, key="w_slo_ttft", bind="query-params")
+    with st.container(key="w_slo_row"):
+        itl = st.number_input(
+            "SLO: every ITL, s", value=itl, min_value=0.001, step=0.05, key="w_slo_itl", bind="query-params",
+            help="Goodput counts requests whose first token and every gap came in time.",
+        )  # fmt: skip
+    return SLO(float(ttft), float(itl))
+
+
+def _rate_factor() -> float:
+    value = st.number_input(
+        "Arrivals, times", value=1.0, min_value=0.01, max_value=1000.0, step=0.25, key="w_rate", bind="query-params",
+        help="2 is twice as many requests a second.",
+    )  # fmt: skip
+    return float(value)
+
+
+def _again(live: WhatIf, snapshot: EngineSnapshot, slo: SLO, count: int) -> ChosenLoad:
+    ended = ended_well(snapshot.recent_requests)[-count:]
+    if not ended:
+        raise ConfigError("no request has ended yet; let the engine run for a moment")
+    arrivals = tuple(replace(a, slo_ttft_s=None, slo_itl_s=None) for a in live_arrivals(ended, live.model.vocab_size))
+    given = {"arrivals": arrivals}
+    return ChosenLoad(given, given | {"rate": _rate_factor()}, slo, f"the latest {len(ended)} requests, at their own times")
+
+
+def _synthetic(snapshot: EngineSnapshot, load: LoadSpec | None, slo: SLO, count: int) -> ChosenLoad:
+    spec = observed_load(load or LoadSpec(), snapshot.recent_requests, count)
+    spec = replace(spec, slo_ttft_s=slo.ttft_s, slo_itl_s=slo.itl_s)
+    changed = spec
+    if spec.process is ArrivalProcess.CLOSED_LOOP:
+        users = st.number_input("Users", value=spec.users, min_value=1, key="w_users", bind="query-params", help="Closed loop.")
+        changed = replace(changed, users=int(users))
+    elif spec.process is ArrivalProcess.BURST:
+        size = st.number_input("Burst size", value=spec.burst_size, min_value=1, key="w_burst", bind="query-params")
+        changed = replace(changed, burst_size=int(size))
+    else:
+        rate = st.number_input("Requests per second", value=float(spec.rate_per_s), min_value=0.001, key="w_rate_per_s",
+                               bind="query-params")  # fmt: skip
+        changed = replace(changed, rate_per_s=float(rate))
+    one, two = st.columns(2)
+    with one:
+        changed = _length(changed, "prompt_tokens", "Prompt tokens")
+    with two:
+        changed = _length(changed, "output_tokens", "Output tokens")
+    st.caption(frame.plain(f"Live: {(load or LoadSpec()).label}."))
+    return ChosenLoad({"load": spec}, {"load": changed}, slo, changed.label, spec=changed)
+
+
+def _length(spec: LoadSpec, name: str, label: str) -> LoadSpec:
+    """The median of a length; its shape scales with it."""
+    lengths: LengthSpec = getattr(spec, name)
+    values = sorted(lengths.values)
+    middle = values[len(values) // 2] if values else round(lengths.median or (lengths.low + lengths.high) / 2)
+    value = int(st.number_input(f"{label}, median", value=middle, min_value=1, step=16, key=f"w_{name}", bind="query-params"))
+    if value == middle:
+        return spec
+    factor = value / middle
+    if values:
+        scaled = LengthSpec.empirical([max(round(v * factor), 1) for v in values])
+    else:
+        scaled = LengthSpec.lognormal(
+            value, lengths.sigma or 0.6, max(round(lengths.low * factor), 1), round(lengths.high * factor)
+        )
+    return replace(spec, **{name: scaled})
+
+
+# -- traces --------------------------------------------------------------------------------------------------
+
+
+def _columns(data: bytes, name: str) -> ColumnMap | None:
+    """The person's own map of columns, where they want one."""
+    if not st.toggle("Name the columns", key="w_trace_map"):
+        return None
+    names = ["", *column_names(data, name)]
+    parts = {}
+    for field, label in (("time", "Arrival time"), ("prompt_tokens", "Prompt tokens"), ("output_tokens", "Output tokens"),
+                         ("tenant", "Tenant")):  # fmt: skip
+        parts[field] = st.selectbox(label, names, key=f"w_col_{field}") or None
+    return ColumnMap(**parts)
+
+
+@st.cache_data(max_entries=4, show_spinner=False)
+def _read(data: bytes, name: str, unit: str | None, columns: ColumnMap | None) -> Trace:
+    return read_trace(data, name=name, time_unit=unit, columns=columns, max_rows=MAX_TRACE_ROWS)
+
+
+def _from_trace(live: WhatIf, slo: SLO, count: int) -> ChosenLoad:
+    upload = st.file_uploader(
+        "Trace file", type=["csv", "json", "jsonl"], key="w_trace_file",
+        help="Azure, BurstGPT, Mooncake, GuideLLM, AIPerf, vLLM, ShareGPT, or any CSV or JSONL with named columns.",
+    )  # fmt: skip
+    if upload is None:
+        raise ConfigError("no trace yet; choose a CSV, JSON or JSONL file")
+    data = upload.getvalue()
+    columns = _columns(data, upload.name)
+    unit = st.session_state.get("w_trace_unit")
+    try:
+        trace = _read(data, upload.name, unit if unit and unit != "as inferred" else None, columns)
+    except TimeUnitNeeded as needed:
+        st.selectbox("Unit of the time column", ["as inferred", *(o.unit for o in needed.options)], key="w_trace_unit")
+        raise
+    with st.container(key="w_trace_report"):
+        for line in trace.report.lines():
+            st.caption(frame.plain(line))
+    one, two = st.columns(2)
+    with one:
+        prompt = float(
+            st.number_input("Prompts, times", value=1.0, min_value=0.001, step=0.25, key="w_trace_prompt", bind="query-params")
+        )
+    with two:
+        output = float(
+            st.number_input("Outputs, times", value=1.0, min_value=0.001, step=0.25, key="w_trace_output", bind="query-params")
+        )
+    room = (live.max_model_len or live.model.max_model_len) // 2
+    whole = len(trace)
+    trace = trace.head(count)
+    if trace.arrival_s is None:
+        raise ConfigError(f"{upload.name} has no arrival times; its lengths can be used once an arrival column is named")
+    cut = trace.clipped(room, room)
+    changed = trace.scaled(prompt=prompt, output=output).clipped(room, room)
+    clipped = int((trace.prompt_tokens > room).sum() + (trace.output_tokens > room).sum())
+    if clipped:
+        st.caption(f"{clipped} lengths were cut to {room} tokens, half of max_model_len.")
+    words = f"the first {len(trace)} of {whole} rows of {upload.name}"
+    return ChosenLoad({"trace": cut}, {"trace": changed, "rate": _rate_factor()}, slo, words, trace=changed)
+
+
+def trace_table(trace: Trace) -> pd.DataFrame:
+    """What a trace looks like, in a few figures."""
+    s = trace.stats()
+    rows = [("rows", formats.count(s.rows)), ("prompt tokens p50, p90, p99", ", ".join(formats.figures(v) for v in s.prompt))]
+    rows += [("output tokens p50, p90, p99", ", ".join(formats.figures(v) for v in s.output))]
+    rows += [("mean rate", formats.rate(s.rate_per_s, "req")), ("burstiness (cv of the gaps)", formats.figures(s.cv))]
+    return pd.DataFrame(rows, columns=["figure", "value"])

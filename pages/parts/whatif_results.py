@@ -1,0 +1,238 @@
+"""The right side of a what-if: the verdict, the error against the live engine, paired figures, and the details in tabs."""
+
+from __future__ import annotations
+
+import html
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from core.charts import formats, what_if
+from core.prediction import Pair as Checked
+from core.sim_jobs import Outcome
+from core.sim_result import SimulationResult
+from core.whatif import NOTCHES, SWITCHES, WhatIf
+from core.whatif_words import BETTER, FIGURES, bound, headline
+from pages.parts import frame, whatif_actions, whatif_figures, whatif_run
+from pages.parts.paired import Pair, paired, shown
+from pages.parts.whatif_form import Choice
+
+TABS = ("Roofline and next sequence", "Memory", "Sensitivity", "How far to trust it", "Flags and files")
+GOALS = ("output_tokens_per_s", "goodput_per_s", "ttft_p95", "itl_p95", "e2e_p95")
+_LABELS = {name: label for name, label, _ in FIGURES}
+_CHECKED = {"output_tokens_per_s": "throughput", "ttft_p50": "TTFT p50", "tpot_p50": "TPOT p50", "e2e_p50": "E2E p50"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """All that the tabs share."""
+
+    known: whatif_run.Known
+    choice: Choice
+    base_what: WhatIf
+    target: WhatIf
+    base: SimulationResult
+    new: SimulationResult
+    pairs: tuple[Checked, ...]
+
+
+def results(known: whatif_run.Known, choice: Choice) -> None:
+    """Ask for the two runs and draw them; what is not there within a moment comes with a later tick."""
+    if choice.base is None or choice.target is None:
+        st.error(frame.plain(choice.problem), icon=":material/block:")
+        return
+    base, target = whatif_run.ask(choice.base), whatif_run.ask(choice.target)
+    check = whatif_run.ask_check(known)
+    whatif_run.wait([base, target])
+    waiting = not all(f.done() for f in (base, target, *([check] if check is not None else [])))
+
+    @st.fragment(run_every=0.5 if waiting else None)
+    def show() -> None:
+        _show(known, choice, base, target, check)
+
+    show()
+
+
+def _show(
+    known: whatif_run.Known, choice: Choice, base: Future[Outcome], target: Future[Outcome], check: Future[Outcome] | None
+) -> None:
+    assert choice.base is not None
+    assert choice.target is not None
+    first, second = whatif_run.answer(base), whatif_run.answer(target)
+    pairs = whatif_run.checked(known, check)
+    if first is None or second is None:
+        st.html('<p class="bs-verdict">Simulating…</p><p>Long loads on slow hardware take a few seconds.</p>')
+        frame.empty("The figures appear when both runs are done.", key="whatif_wait", height=420)
+        return
+    problem = second.problem or first.problem
+    if first.result is None or second.result is None:
+        st.html(f'<p class="bs-verdict">{"The what-if" if second.problem else "The live settings"} cannot run</p>')
+        st.error(frame.plain(problem), icon=":material/block:")
+        _error_line(known, pairs)
+        return
+    view = View(known, choice, choice.base, choice.target, first.result, second.result, pairs)
+    _verdict(view)
+    _hero(view)
+    _tabs(view)
+
+
+def _verdict(view: View) -> None:
+    same = not view.choice.changed and view.base == view.new
+    words = "As live: turn a knob, or take one of the examples above" if same else headline(view.base, view.new)
+    changed = "; ".join(f"{n} {a} → {b}" for n, a, b in view.choice.changed)
+    load = view.choice.load.words if view.choice.load else ""
+    st.html(f'<p class="bs-verdict">{html.escape(words)}</p><p>{html.escape(" · ".join(x for x in (changed, load) if x))}</p>')
+    _error_line(view.known, view.pairs)
+
+
+def _error_line(known: whatif_run.Known, pairs: tuple[Checked, ...]) -> None:
+    """The error against the live engine, always in the same place."""
+    law = known.base.calibration
+    parts = [f"{_CHECKED[p.name]} {100 * p.error:+.0f} %" for p in pairs if p.name in _CHECKED and p.error is not None]
+    if law is not None:
+        parts.append(
+            f"step time {formats.percent(law.error.median)} median error of {formats.count(law.error.steps)} held-out steps"
+        )
+    if known.run is not None and pairs:
+        about = f"the latest {len(known.run.ended)} requests of the live engine, {formats.seconds(known.run.span_s)}"
+    else:
+        about = known.why_no_run or "its requests are being simulated"
+    text = f"Error against the live engine: {', '.join(parts) or 'not known yet'} ({about})"
+    left, right = st.columns([0.84, 0.16], gap="small", vertical_alignment="center")
+    with left:
+        st.caption(frame.plain(text))
+    with right:
+        st.button("Measure again", key="whatif_again", on_click=whatif_run.look_again, type="tertiary", icon=":material/refresh:")
+
+
+def _measured(view: View) -> dict[str, float | None]:
+    """Measured figures, for the load that the live engine really had."""
+    if view.choice.load is None or view.choice.load.trace is not None:
+        return {}
+    return {p.name: p.measured for p in view.pairs}
+
+
+def _hero(view: View) -> None:
+    left, right = st.columns([0.56, 0.44], gap="medium")
+    measured = _measured(view)
+    with left:
+        how = "Above: the live settings. Below: the what-if. Tick: what the live engine measured lately." if measured else (
+            "Above: the live settings. Below: the what-if. Both runs get the same requests.")  # fmt: skip
+        frame.figure_head("What changes?", "predicted", how=how)
+        rows = [
+            Pair(label, unit, view.base.figure(name), view.new.figure(name), BETTER.get(name, 0), measured.get(name))
+            for name, label, unit in FIGURES
+        ]
+        paired([*rows, *whatif_figures.cost_pairs(view.base_what, view.base, view.target, view.new)], (what_if.BASE, what_if.NEW))
+    with right:
+        _series(view)
+        moved = f"{bound(view.base)} → {bound(view.new)}" if bound(view.base) != bound(view.new) else bound(view.new)
+        frame.figure_head("What bounds the batch?", f"mostly {moved} · predicted")
+        names = list(dict.fromkeys([n for n, _ in view.base.bound_shares] + [n for n, _ in view.new.bound_shares]))
+        first, second = dict(view.base.bound_shares), dict(view.new.bound_shares)
+        paired([Pair(n, "%", first.get(n, 0.0), second.get(n, 0.0)) for n in names], (what_if.BASE, what_if.NEW))
+
+
+def _series(view: View) -> None:
+    data = what_if.series_frame(view.base.series, view.new.series)
+    ground = frame.theme()
+    frame.figure_head("How full is the KV cache?", "predicted", how="Share of the blocks that live requests hold.")
+    spec = what_if.series_spec(ground, "kv", True)
+    frame.chart(data, spec, key="whatif_kv", alt="KV use over time of both runs")
+    frame.figure_head("How many wait?", "predicted", how="Requests in the queue.")
+    spec = what_if.series_spec(ground, "waiting", False, 120)
+    frame.chart(data, spec, key="whatif_waiting", alt="Waiting requests over time of both runs")
+
+
+def _tabs(view: View) -> None:
+    drawings: tuple[Any, ...] = (
+        lambda: whatif_figures.roofline_tab(view.known, view.target, view.new),
+        lambda: whatif_figures.memory_tab(view.known, view.target),
+        lambda: _sensitivity(view),
+        lambda: _trust(view),
+        lambda: whatif_actions.files_tab(view.known, view.choice, view.target),
+    )
+    for tab, draw in zip(st.tabs(TABS, key="whatif_tab", bind="query-params", on_change="rerun"), drawings, strict=True):
+        with tab:
+            if tab.open:
+                draw()
+
+
+def _sensitivity(view: View) -> None:
+    goal = st.segmented_control(
+        "Goal", GOALS, default=GOALS[0], format_func=_LABELS.__getitem__, key="w_goal", bind="query-params", required=True
+    )
+    knobs = (*NOTCHES, *SWITCHES)
+    known = [k for k in knobs if not (view.target.coefficients is not None and k in ("memory_bandwidth", "peak_flops"))]
+    known = [k for k in known if k != "rate" or view.target.load is None or not view.target.load.is_closed]
+    whatif_run.wait([whatif_run.ask_notch(view.target, str(goal), known[0])], 0.3)
+    waiting = len(whatif_run.notches(view.target, str(goal), known)) < len(known)
+
+    @st.fragment(run_every=0.5 if waiting else None)
+    def strip() -> None:
+        done = whatif_run.notches(view.target, str(goal), known)
+        frame.figure_head(
+            f"What would a notch of each knob do to {_LABELS[str(goal)]}?",
+            f"predicted · {len(done)} of {len(known)} knobs",
+            how="Each knob alone, one notch down and one up from the what-if; a knob without a bar changes nothing.",
+        )
+        data = what_if.sensitivity_frame(done, view.new.figure(str(goal)))
+        if data.empty:
+            frame.empty("The bars appear as each knob has been simulated.", key="sensitivity", height=330)
+        else:
+            frame.chart(
+                data, what_if.sensitivity_spec(frame.theme()), key="sensitivity", alt="Change of the goal by knob and notch"
+            )
+
+    strip()
+
+
+def _trust(view: View) -> None:
+    left, right = st.columns(2, gap="medium")
+    known = view.known
+    with left:
+        frame.figure_head(
+            "Does a predicted run look like the measured one?",
+            f"the latest {len(known.run.ended)} requests" if known.run else "",
+            how="The requests that the live engine really had, at their own times, simulated under its own settings.",
+        )
+        if not view.pairs:
+            frame.empty(known.why_no_run or "The live requests are being simulated.", key="trust", height=200)
+        else:
+            rows = [
+                {
+                    "figure": _LABELS.get(p.name, p.name.replace("_", " ")),
+                    "measured": shown(p.measured, "s" if p.unit == "s" else ""),
+                    "predicted": shown(p.predicted, "s" if p.unit == "s" else ""),
+                    "error": f"{100 * p.error:+.1f} %" if p.error is not None else formats.NONE,
+                }
+                for p in view.pairs
+            ]
+            st.dataframe(pd.DataFrame(rows), hide_index=True, key="trust_table")
+    with right:
+        law = known.base.calibration
+        frame.figure_head(
+            "Is the time of a step predicted?",
+            f"{formats.count(law.error.steps)} held-out steps · measured" if law else "",
+            how=f"{formats.percent(what_if.share_within(law.residuals, 0.1))} of them within 10 %." if law else "",
+        )
+        if law is None:
+            frame.empty(
+                "No law yet: too few steps have been measured, so the probe's ceilings price a step.", key="law", height=320
+            )
+        else:
+            frame.chart(
+                what_if.residual_frame(law.residuals),
+                what_if.residual_spec(frame.theme()),
+                key="residuals",
+                alt="Predicted against measured step time",
+            )
+    if known.base.calibration is not None:
+        by_kind = known.base.calibration.by_kind
+        words = "; ".join(
+            f"{k}: {formats.percent(e.median)} median, {formats.percent(e.p90)} p90 of {e.steps}" for k, e in by_kind
+        )
+        st.caption(frame.plain(f"Step time error by kind of step: {words}."))

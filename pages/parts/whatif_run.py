@@ -1,0 +1,158 @@
+"""What a session has asked to be simulated, and what came back: one process for all sessions, answers kept by digest.
+
+ask(base), ask(target), check(live)  ->  Future  ->  Outcome         poll; nothing here waits longer than `WAIT_S`
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import psutil
+import streamlit as st
+
+from core.errors import BatchscopeError
+from core.prediction import Pair
+from core.records import StepRecord
+from core.sim_jobs import Outcome, SimulationJobs, key_of
+from core.snapshot import EngineSnapshot
+from core.whatif import Sensitivity, WhatIf
+from core.whatif_base import LiveBase, LiveRun, compare_live, live_base, live_run
+
+WAIT_S = 1.2
+"""How long a page run waits for an answer before it draws without; it comes with a later tick then."""
+
+LAW_STEPS = 4000
+BASE_AGE_S = 60.0
+_KEPT = 64
+
+
+@lru_cache(maxsize=1)
+def jobs() -> SimulationJobs:
+    """The process that simulates, for all sessions of this server."""
+    made = SimulationJobs()
+    made.warm()
+    return made
+
+
+def _futures() -> OrderedDict[str, Future[Any]]:
+    kept: OrderedDict[str, Future[Any]] = st.session_state.setdefault("whatif_futures", OrderedDict())
+    while len(kept) > _KEPT:
+        kept.popitem(last=False)
+    return kept
+
+
+def _asked(key: str, submit: Callable[[], Future[Any]]) -> Future[Any]:
+    kept = _futures()
+    if key not in kept or (kept[key].done() and kept[key].exception() is not None):
+        kept[key] = submit()
+    kept.move_to_end(key)
+    return kept[key]
+
+
+def ask(what: WhatIf, max_time_s: float | None = None) -> Future[Outcome]:
+    """Simulate, or take the answer that is there already."""
+    return _asked(key_of(what, max_time_s), lambda: jobs().run(what, max_time_s))
+
+
+def ask_notch(what: WhatIf, goal: str, knob: str) -> Future[Sensitivity]:
+    """One knob's notches."""
+    return _asked(key_of(what, goal, knob), lambda: jobs().sensitivity(what, goal, knob))
+
+
+def notches(what: WhatIf, goal: str, knobs: Sequence[str]) -> list[Sensitivity]:
+    """Answers so far; two knobs are asked for at a time, so that another question does not wait behind them all."""
+    done: list[Sensitivity] = []
+    open_ones = 0
+    for knob in knobs:
+        future = ask_notch(what, goal, knob)
+        if future.done() and future.exception() is None:
+            done.append(future.result())
+            continue
+        open_ones += 1
+        if open_ones == 2:
+            break
+    return done
+
+
+def wait(futures: Sequence[Future[Any]], limit_s: float = WAIT_S) -> bool:
+    """Wait a moment; True if all have answered."""
+    end = time.monotonic() + limit_s
+    while not all(f.done() for f in futures) and time.monotonic() < end:
+        time.sleep(0.01)
+    return all(f.done() for f in futures)
+
+
+def answer(future: Future[Outcome]) -> Outcome | None:
+    """The outcome; None while it is under way; a process that died is an outcome with its words."""
+    if not future.done():
+        return None
+    error = future.exception()
+    return Outcome(None, f"the simulation ended with {type(error).__name__}: {error}") if error else future.result()
+
+
+# -- the live engine ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """The live engine as it was when the page looked: kept for a minute, or until its settings change."""
+
+    base: LiveBase
+    made_s: float
+    mark: tuple[Any, ...]
+    run: LiveRun | None
+    why_no_run: str
+
+
+def _mark(snapshot: EngineSnapshot) -> tuple[Any, ...]:
+    config = snapshot.config
+    return (config, snapshot.info.kernels if snapshot.info else "", snapshot.ceilings is not None)
+
+
+def known(snapshot: EngineSnapshot, history: Callable[[], Sequence[StepRecord]], changed_s: float) -> Known:
+    """The base of every what-if of this session.
+
+    Raises:
+        ConfigError: while there is nothing to predict from; the words say what is missing.
+    """
+    found: Known | None = st.session_state.get("whatif_known")
+    now = time.monotonic()
+    fresh = found is not None and found.mark == _mark(snapshot) and now - found.made_s < BASE_AGE_S
+    if fresh and found is not None and (found.run is not None or now - found.made_s < 3.0):
+        return found
+    records = history()
+    base = live_base(snapshot, records, float(psutil.virtual_memory().total))
+    run, why = None, ""
+    try:
+        run = live_run(snapshot, records, changed_s)
+    except BatchscopeError as error:
+        why = str(error)
+    found = Known(base, now, _mark(snapshot), run, why)
+    st.session_state["whatif_known"] = found
+    return found
+
+
+def look_again() -> None:
+    """Measure the live engine again with the next drawing."""
+    st.session_state.pop("whatif_known", None)
+
+
+def ask_check(found: Known) -> Future[Outcome] | None:
+    """The live engine's own requests, simulated; None while too few have ended."""
+    if found.run is None:
+        return None
+    return ask(found.run.arrivals_of(found.base.whatif), found.run.span_s)
+
+
+def checked(found: Known, future: Future[Outcome] | None) -> tuple[Pair, ...]:
+    """Predicted beside measured; empty while there is no answer."""
+    outcome = answer(future) if future is not None else None
+    if found.run is None or outcome is None or outcome.result is None:
+        return ()
+    return compare_live(found.run, outcome.result)

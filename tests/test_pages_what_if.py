@@ -1,0 +1,139 @@
+"""The What-if page on pictures without an engine: what it asks, what it shows, what a link restores, what it applies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+
+from core.models_catalog import MODELS
+from core.scenario import parse_scenario
+from core.sim_jobs import SimulationJobs
+from pages.parts import engine_access, paired, whatif_run
+from tests.fake_live import FakeLive
+from tests.fake_snapshots import busy_run, starting_snapshot
+
+PAGE = str(Path(__file__).resolve().parents[1] / "pages" / "what_if.py")
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[SimulationJobs]:
+    made = SimulationJobs()
+    made.warm().result(60)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def live(jobs: SimulationJobs, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLive]:
+    monkeypatch.setattr(whatif_run, "jobs", lambda: jobs)
+    monkeypatch.setattr(whatif_run, "WAIT_S", 60.0)
+    monkeypatch.setattr(whatif_run.wait, "__defaults__", (60.0,))
+    fake = FakeLive(busy_run())
+    engine_access.install(fake)
+    yield fake
+    engine_access.install(None)
+
+
+def opened(**params: str) -> AppTest:
+    at = AppTest.from_file(PAGE, default_timeout=90)
+    for name, value in params.items():
+        at.query_params[name] = value
+    at.run()
+    assert not at.exception, [e.value for e in at.exception]
+    return at
+
+
+def words(at: AppTest) -> str:
+    return "\n".join(node.proto.body for node in at.get("html"))
+
+
+def press(at: AppTest, label: str) -> AppTest:
+    next(b for b in at.button if b.label == label).click().run()
+    assert not at.exception, [e.value for e in at.exception]
+    return at
+
+
+def test_as_live_both_runs_are_the_same_and_the_error_is_shown(live: FakeLive) -> None:
+    at = opened()
+    assert "As live: turn a knob" in words(at)
+    assert words(at).count("bs-paired") == 2
+    error = next(c.value for c in at.caption if c.value.startswith("Error against the live engine"))
+    assert "median error of" in error
+    assert "held" in error
+
+
+def test_a_preset_changes_hardware_and_says_what_moves(live: FakeLive) -> None:
+    at = press(opened(), "On an H100")
+    shown = words(at)
+    assert "device this machine → H100 SXM" in shown
+    assert "throughput" in shown
+    assert any("NVIDIA H100 datasheet" in c.value for c in at.caption)
+    assert "live this machine" in shown  # the ghost mark
+    assert "As live: turn" in words(press(at, "As live"))
+
+
+def test_a_link_restores_the_form(live: FakeLive) -> None:
+    at = opened(w_device="L4", w_max_num_seqs="96", w_model="Qwen3 0.6B")
+    shown = words(at)
+    for change in ("device this machine → L4", "max_num_seqs 48 → 96", "→ Qwen3 0.6B"):
+        assert change in shown
+
+
+def test_a_model_that_does_not_fit_is_refused_with_its_sizes(live: FakeLive) -> None:
+    at = opened(w_device="RTX 4090", w_model="Llama 3.1 70B")
+    assert any("does not fit RTX 4090" in e.value.replace("\\", "") for e in at.error)
+
+
+def test_a_pasted_config_json_is_read_or_refused_with_the_place(live: FakeLive) -> None:
+    at = opened(w_model="config.json")
+    area = next(t for t in at.text_area if t.key == "w_config_text")
+    area.set_value('{"model_type": "llama",\n nonsense').run()
+    assert any("is not JSON" in e.value and "line 2" in e.value for e in at.error)
+
+    area = next(t for t in at.text_area if t.key == "w_config_text")
+    area.set_value(json.dumps(MODELS["Qwen2.5 0.5B"].config)).run()
+    assert any("0.494 G parameters" in c.value.replace("\\", "") for c in at.caption)
+
+
+def test_applying_sends_scheduler_and_pool_at_once_and_a_scenario_reads_back(live: FakeLive) -> None:
+    at = opened(w_max_num_seqs="64", whatif_tab="Flags and files")
+    press(at, "Apply to live engine")
+    name, changes = live.commands[-1]
+    assert name == "configure"
+    assert changes["scheduler"].max_num_seqs == 64
+    assert changes["cache"].num_blocks == live.run.cache.num_blocks
+    code = " ".join(c.value for c in at.code)
+    assert "--max-num-seqs 64" in code
+    assert "--max-running-requests 64" in code
+
+
+def test_the_saved_scenario_is_the_what_if(live: FakeLive, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    saved: list[str] = []
+    monkeypatch.setattr(st, "download_button", lambda label, data, *a, **k: saved.append(data))
+    opened(w_device="H100 SXM", w_max_num_seqs="64", w_tp="3", whatif_tab="Flags and files")
+    scenario = parse_scenario(saved[-1])
+    assert scenario.engine.scheduler.max_num_seqs == 64
+    assert scenario.device is not None
+    assert (scenario.device.name, scenario.tensor_parallel) == ("H100 SXM", 3)
+
+
+def test_while_the_model_loads_the_page_says_so(live: FakeLive) -> None:
+    live.picture = starting_snapshot()
+    live.run.records.clear()
+    at = opened()
+    assert any("still loading" in t.value for t in at.text)
+
+
+def test_differences_are_words_that_cannot_mislead() -> None:
+    assert paired.difference(100.0, 310.0, "tok/s") == "×\u202f3.1"
+    assert paired.difference(1.0, 0.001, "s") == "÷\u202f1.0\u202fk"
+    assert paired.difference(1.0, 1.1, "s") == "+10.0\u202f%"
+    assert paired.difference(0.5, 0.75, "%") == "+25\u202fpoints"
+    assert paired.difference(None, 1.0, "s") == "–"
+    assert paired.difference(0.0, 3.0, "") == "+3"
