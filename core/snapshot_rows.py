@@ -6,8 +6,10 @@ from zlib import crc32
 
 from core.engine_commands import Submit
 from core.request import Request, RequestStatus
+from core.slots import by_slots
 from core.snapshot import RequestView
 
+_view = by_slots(RequestView)
 _GOLDEN_TURN = 137.507764  # degrees; spreads consecutive numbers evenly over the colour circle
 
 
@@ -43,7 +45,7 @@ def live_row(
     text_tail: str = "",
 ) -> RequestView:
     """The row of a request that is waiting, running or preempted."""
-    return RequestView(
+    return _view(
         request.request_id,
         request.status.value,
         request.tenant,

@@ -8,15 +8,14 @@ scheduled and preempted in one step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import repeat
-from operator import add, call
+from operator import add
 
-from core.eviction import exhaust
 from core.outputs import BoundBy, NewRequestData, PassedOver, Preemption, RequestEvent, SchedulerOutput
 from core.request import Request, RequestStatus
 from core.scheduler_state import SchedulerState, Track
+from core.slots import by_slots
 from core.story_words import block_words
 
 MAX_PASSED_OVER = 16
@@ -275,13 +274,4 @@ def _decode_columns(count: int) -> tuple[tuple[int, ...], tuple[bool, ...], tupl
     return (1,) * count, (True,) * count, (False,) * count
 
 
-_SETTERS = tuple(SchedulerOutput.__dict__[f.name].__set__ for f in fields(SchedulerOutput))
-
-
-def _freeze(*values: object) -> SchedulerOutput:
-    """SchedulerOutput(*values), by its slots: a frozen dataclass sets each field by name, four times as slowly."""
-    if len(values) != len(_SETTERS):
-        raise TypeError(f"a step has {len(_SETTERS)} columns, {len(values)} were given")
-    output = object.__new__(SchedulerOutput)
-    exhaust(map(call, _SETTERS, repeat(output), values))
-    return output
+_freeze = by_slots(SchedulerOutput)

@@ -15,8 +15,10 @@ from core.errors import ExecutorError
 from core.outputs import ModelRunnerOutput, RequestEvent, SchedulerOutput
 from core.request import FinishReason, Request, RequestStatus
 from core.scheduler_state import SchedulerState
+from core.slots import by_slots
 from core.step_plan import Flight
 
+_event = by_slots(RequestEvent)
 TextStop = Callable[[Request, int], bool]
 
 
@@ -70,10 +72,7 @@ def apply_step(
         output = request.output_token_ids
         output.append(token)
         request.token_times_s.append(now)
-        if logprobs:
-            events.append(RequestEvent(request_id, "token", now, step, token, logprobs=logprobs.get(request_id)))
-        else:
-            events.append(RequestEvent(request_id, "token", now, step, token))
+        events.append(_event(request_id, "token", now, step, token, "", None, "", logprobs.get(request_id)))
         if len(output) == 1:
             request.first_token_time_s = now
             state.tell(request, now, "first_token", f"{now - request.arrival_time_s:.6f} s after arrival", token)

@@ -230,3 +230,36 @@ def test_helper_threads_do_not_keep_the_process_alive():
     code = "from core.runtime.kernels.fast_path import compile_all\ncompile_all(('float32',), 3)\nprint('done')\n"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_largest_logit_is_found_on_the_way(name, threads):
+    rig = Rig(SPECS[name], KernelBackend(wait=True, threads=threads), rows=4)
+    for tokens in ({0: [5, 6, 7]}, {0: [1], 1: [9, 8], 2: [4] * 20, 3: [11]}, {0: [2], 1: [3], 2: [4], 3: [5]}):
+        logits = rig.step(tokens).numpy()
+        ids, values = rig.backend.best_tokens()
+        assert ids.tolist() == logits.argmax(axis=1).tolist()
+        assert values.tolist() == logits.max(axis=1).tolist()
+
+
+def test_of_equal_logits_the_first_is_found_and_a_broken_one_shows():
+    for first in (0.0, float("nan")):
+        source = SyntheticSource(WIDE, 1).weights(torch.float32, CPU, 512)
+        source.head.weight.zero_()
+        source.head.weight[17] = first
+        rig = Rig(WIDE, PlainBackend())
+        rig.model = DecoderModel(WIDE, source, KernelBackend(wait=True, threads=2))
+        rig.model.bind_cache(rig.cache)
+        rig.step({0: [1, 2], 1: [3]})
+        ids, values = rig.model.backend.best_tokens()
+        if first == 0.0:
+            assert (ids.tolist(), values.tolist()) == ([0, 0], [0.0, 0.0])
+        else:
+            assert np.isnan(values).all()
+
+
+def test_a_step_on_the_plain_path_names_no_best_tokens():
+    rig = Rig(TINY, PlainBackend())
+    rig.step({0: [1]})
+    assert rig.backend.best_tokens() is None

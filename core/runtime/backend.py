@@ -184,6 +184,13 @@ class Backend(Protocol):
         """
         ...
 
+    def best_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None:
+        """Of the step that `forward` just ran: for each row of its logits the first of the largest, and its value.
+
+        The value is NaN where a logit is not finite. None if this backend does not look while it computes.
+        """
+        ...
+
     def begin_step(self, batch: StepBatch) -> None:
         """Called before the operations of a step that `forward` left; the place to move index arrays to the device."""
         ...

@@ -199,7 +199,8 @@ class ModelRunner:
         params = [p for p in (state.sampling[row] for row in rows.tolist()) if p is not None]
         positions = state.num_tokens[rows] - state.num_prompt_tokens[rows]
         columns = SamplingBatch(planned.sample_ids, params, state.seeds[rows], positions)
-        token_ids, logprobs = self._sampler.sample(logits[: len(rows)], columns)
+        best = self._model.backend.best_tokens() if len(logits) == len(rows) else None
+        token_ids, logprobs = self._sampler.sample(logits[: len(rows)], columns, best)
         state.commit(rows, token_ids)
         return tuple(zip(planned.sample_ids, token_ids.tolist(), strict=True)), logprobs
 

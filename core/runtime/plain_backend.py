@@ -13,6 +13,8 @@ that rounding the ids may part.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -54,6 +56,10 @@ class PlainBackend:
         self._cache = cache
 
     def forward(self, batch: StepBatch) -> torch.Tensor | None:
+        return None
+
+    def best_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None:
+        """See `Backend`: logits are searched by the sampler."""
         return None
 
     def begin_step(self, batch: StepBatch) -> None:

@@ -48,12 +48,16 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(
-        self, logits: torch.Tensor, batch: SamplingBatch
+        self,
+        logits: torch.Tensor,
+        batch: SamplingBatch,
+        best: tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None = None,
     ) -> tuple[npt.NDArray[np.int64], tuple[tuple[str, TopLogprobs], ...]]:
         """Return one token id a row, and log-probabilities of the rows that want them.
 
         Args:
             logits: [n, vocab_size], any float dtype; the same afterwards.
+            best: the first of the largest logits of each row and its value, where the backend found them already.
 
         Raises:
             ExecutorError: if a row's logits hold no finite maximum; the message names the requests.
@@ -64,7 +68,9 @@ class Sampler:
         saved = [wide[i, ends].clone() for i, ends in forbidden]
         for i, ends in forbidden:
             wide[i, ends] = -torch.inf
-        token_ids = _on_host(wide, batch) if wide.device.type == "cpu" else _on_device(wide, batch)
+        if early:
+            best = None  # it was found among all tokens
+        token_ids = _on_host(wide, batch, best) if wide.device.type == "cpu" else _on_device(wide, batch)
         for (i, ends), values in zip(forbidden, saved, strict=True):
             wide[i, ends] = values
         return token_ids, _logprobs(wide, token_ids, batch)
@@ -75,10 +81,15 @@ class Sampler:
         return sorted(t for t in ends if 0 <= t < vocab_size)
 
 
-def _on_host(logits: torch.Tensor, batch: SamplingBatch) -> npt.NDArray[np.int64]:
+def _on_host(
+    logits: torch.Tensor, batch: SamplingBatch, found: tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None
+) -> npt.NDArray[np.int64]:
     table = logits.numpy()
-    token_ids: npt.NDArray[np.int64] = table.argmax(axis=-1)  # numpy's is vectorised, PyTorch's is not
-    best = table[np.arange(len(table)), token_ids]
+    if found is None:
+        token_ids: npt.NDArray[np.int64] = table.argmax(axis=-1)  # numpy's is vectorised, PyTorch's is not
+        best = table[np.arange(len(table)), token_ids]
+    else:
+        token_ids, best = found
     _check(np.isfinite(best), batch)
     drawn = _drawn(batch)
     if drawn:

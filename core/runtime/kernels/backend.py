@@ -12,6 +12,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from core.errors import ConfigError
@@ -95,6 +97,7 @@ class KernelBackend(PlainBackend):
         self._failure = ""
         self._fast: FastPath | None = None
         self._built: FastPath | None = None
+        self._ran_fast = False
 
     @property
     def name(self) -> str:
@@ -132,13 +135,19 @@ class KernelBackend(PlainBackend):
         """Run the step; the logits are overwritten by the next one unless they are few."""
         if self._fast is None:
             if self._built is None:
+                self._ran_fast = False
                 return None
             self._fast, self._built = self._built, None
             self._fast.release_plain_weights()
             # OpenMP's threads spin for a while after each PyTorch operation, on the cores that the team needs
             torch.set_num_threads(1)
             self._fast.bind_cache(self._cache)
+        self._ran_fast = True
         return self._fast.run(batch)
+
+    def best_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None:
+        """See `Backend`."""
+        return self._fast.best_tokens() if self._fast is not None and self._ran_fast else None
 
     def close(self) -> None:
         self.wait()

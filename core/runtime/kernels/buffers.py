@@ -13,6 +13,7 @@ from core.model_spec import ModelSpec
 from core.runtime.backend import StepBatch
 from core.runtime.kernels.attention import ITEM_ROWS
 from core.runtime.kernels.description import Word
+from core.runtime.kernels.gemm import PANEL
 from core.runtime.kernels.pack import padded
 
 Int32 = npt.NDArray[np.int32]
@@ -37,8 +38,9 @@ def attention_items(batch: StepBatch, heads: int) -> tuple[Int32, Int32, Int32]:
 class StepBuffers:
     """Owns the activations; they grow to the largest step seen and are reused."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, threads: int) -> None:
         self._spec = spec
+        self._threads = threads
         self._capacity = 0
         self._logits_capacity = 0
         self._widths = {
@@ -50,6 +52,7 @@ class StepBuffers:
         }
         self._activations: dict[Word, torch.Tensor] = {}
         self._logits = torch.empty(0)
+        self._best = np.zeros((threads, 0, 3, PANEL), np.float32)
         self._held: tuple[object, ...] = ()
 
     def reserve(self, description: npt.NDArray[np.int64], tokens: int, logits: int) -> None:
@@ -66,6 +69,20 @@ class StepBuffers:
             self._logits = torch.zeros(self._logits_capacity, padded(self._spec.vocab_size))
             description[Word.LOGITS] = self._logits.data_ptr()
             description[Word.LOGITS_STRIDE] = self._logits.shape[1]
+            self._best = np.zeros((self._threads, self._logits_capacity, 3, PANEL), np.float32)
+            description[Word.BEST] = self._best.ctypes.data
+            description[Word.BEST_THREAD_BYTES] = self._best.strides[0]
+        self._best[:, :logits, 0] = -np.inf
+        self._best[:, :logits, 2] = 0.0
+
+    def best_tokens(self, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Merge the lanes of all threads: the first of the largest logits of `count` rows, its value (NaN if one is broken)."""
+        state = self._best[:, :count]
+        values = state[:, :, 0].transpose(1, 0, 2).reshape(count, -1)
+        numbers = state[:, :, 1].view(np.int32).transpose(1, 0, 2).reshape(count, -1)
+        largest = values.max(axis=1)
+        first = np.where(values == largest[:, None], numbers, np.iinfo(np.int32).max).min(axis=1)
+        return first.astype(np.int64), largest + state[:, :, 2].sum(axis=(0, 2))
 
     def write_batch(self, description: npt.NDArray[np.int64], batch: StepBatch) -> None:
         """Write counts and addresses of the batch's arrays; they are kept alive until the next step."""

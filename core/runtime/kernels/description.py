@@ -82,6 +82,10 @@ class Word(IntEnum):
     ACTIVATED_STRIDE = auto()
     LOGITS = auto()
     LOGITS_STRIDE = auto()
+    # running maxima of the logits, [threads][tokens], see `best_of`
+    BEST = auto()
+    BEST_THREAD_BYTES = auto()
+    VOCAB = auto()
 
 
 class LayerWord(IntEnum):

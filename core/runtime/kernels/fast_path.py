@@ -50,7 +50,8 @@ class FastPath:
         self._scratch = np.zeros((threads, -(-scratch_bytes(spec.head_dim) // 64) * 64), np.uint8)
         self._floats = np.array([spec.rms_norm_eps, spec.head_dim**-0.5], np.float32)
         self._description = np.zeros(STEP_WORDS, np.int64)
-        self._buffers = StepBuffers(spec)
+        self._buffers = StepBuffers(spec, threads)
+        self._count = 0
         self._describe_run(dtype)
         self._describe_model(spec, weights)
 
@@ -68,13 +69,17 @@ class FastPath:
 
     def run(self, batch: StepBatch) -> torch.Tensor:
         """Run one step and return its logits, float32 [num_logits, vocab_size]."""
-        count = len(batch.logits_indices)
+        self._count = count = len(batch.logits_indices)
         self._buffers.reserve(self._description, batch.num_tokens, max(count, 1))
         self._buffers.write_batch(self._description, batch)
         self._counters[:] = 0
         self._team.run(self._step, self._description.ctypes.data)
         logits = self._buffers.logits(count)
         return logits.clone() if logits.numel() <= _KEEP_LOGITS else logits
+
+    def best_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """The first of the largest logits of each row of the latest step, and its value; NaN where one is not finite."""
+        return self._buffers.best_tokens(self._count)
 
     @property
     def saved_bytes(self) -> int:
@@ -103,6 +108,7 @@ class FastPath:
             Word.LAYERS: spec.num_layers,
             Word.LAYER_TABLE: self._layers.ctypes.data,
             Word.HIDDEN: spec.hidden_size,
+            Word.VOCAB: spec.vocab_size,
             Word.HEADS: spec.num_heads,
             Word.KV_HEADS: spec.num_kv_heads,
             Word.HEAD_DIM: spec.head_dim,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from core.runtime.kernels.compiler import part
 from core.runtime.kernels.memory import fetch_add
 from core.runtime.kernels.microkernel import MAX_ROWS, STORE, tile, tile_1x4, tile_2x2
-from core.runtime.kernels.vector import silu_mul
+from core.runtime.kernels.vector import best_of, silu_mul
 
 GRAIN = 4
 GATED_ROWS = 96
@@ -22,6 +22,8 @@ GATED_FLOATS = GATED_ROWS * 32
 FLOAT_BYTES = 4
 PANEL = 16
 PANEL_BYTES = PANEL * FLOAT_BYTES
+BEST_BYTES = 3 * PANEL_BYTES
+"""A row's running maximum: largest values, their columns, and whether all were finite; see `best_of`."""
 
 
 @part
@@ -75,14 +77,22 @@ def _take(counter: int, total: int, threads: int) -> tuple[int, int]:
 
 @part
 def gemm(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, panels: int, out: int, ldo: int, mode: int,
-         counter: int, threads: int) -> None:  # fmt: skip
-    """This thread's share of out (mode)= x W^T; every thread of the team calls it with the same arguments."""
+         counter: int, threads: int, best: int, columns: int) -> None:  # fmt: skip
+    """This thread's share of out (mode)= x W^T; every thread of the team calls it with the same arguments.
+
+    best: 0, or where this thread keeps BEST_BYTES a row of the largest among the first `columns` outputs; they are
+    looked at while they are still in the cache.
+    """
     start, count = _take(counter, panels, threads)
     while count != 0:
         next_start, next_count = _take(counter, panels, threads)
         target = out + start * PANEL_BYTES
         following = w + next_start * panel_bytes
         _run_panels(fns, x, ldx, rows, w + start * panel_bytes, panel_bytes, k, count, target, ldo, mode, following)
+        if best != 0:
+            width = min(count * PANEL, columns - start * PANEL)
+            for row in range(rows):
+                best_of(fns, target + row * ldo * FLOAT_BYTES, width, start * PANEL, best + row * BEST_BYTES)
         start, count = next_start, next_count
 
 

@@ -124,14 +124,14 @@ def _layer(fns: int, d: int, layer: int, thread: int, counters: int) -> None:
     activated, width = word(d, Word.ACTIVATED), word(d, Word.ACTIVATED_STRIDE)
     scratch = word(d, Word.SCRATCH) + thread * word(d, Word.SCRATCH_BYTES)
     gemm(products, normed, hidden, tokens, word(layer, LayerWord.QKV), word(d, Word.QKV_PANEL_BYTES), hidden,
-         word(d, Word.QKV_PANELS), qkv, word(d, Word.QKV_STRIDE), STORE, counters, threads)  # fmt: skip
+         word(d, Word.QKV_PANELS), qkv, word(d, Word.QKV_STRIDE), STORE, counters, threads, 0, 0)  # fmt: skip
     barrier(control, threads)
     _rotate_and_write(fns, d, layer, thread)
     barrier(control, threads)
     _attend_items(fns, d, layer, thread, counters + COUNTER_BYTES)
     barrier(control, threads)
     gemm(products, attended, q_size, tokens, word(layer, LayerWord.OUTPUT), word(d, Word.O_PANEL_BYTES), q_size,
-         word(d, Word.O_PANELS), x, hidden, ADD, counters + 2 * COUNTER_BYTES, threads)  # fmt: skip
+         word(d, Word.O_PANELS), x, hidden, ADD, counters + 2 * COUNTER_BYTES, threads, 0, 0)  # fmt: skip
     barrier(control, threads)
     _norm_rows(fns, d, thread, word(layer, LayerWord.POST_NORM), word(layer, LayerWord.OUTPUT_BIAS))
     barrier(control, threads)
@@ -139,13 +139,13 @@ def _layer(fns: int, d: int, layer: int, thread: int, counters: int) -> None:
                   word(d, Word.GATE_UP_PAIRS), activated, width, scratch, counters + 3 * COUNTER_BYTES, threads)  # fmt: skip
     barrier(control, threads)
     gemm(products, activated, width, tokens, word(layer, LayerWord.DOWN), word(d, Word.DOWN_PANEL_BYTES), intermediate,
-         word(d, Word.DOWN_PANELS), x, hidden, ADD, counters + 4 * COUNTER_BYTES, threads)  # fmt: skip
+         word(d, Word.DOWN_PANELS), x, hidden, ADD, counters + 4 * COUNTER_BYTES, threads, 0, 0)  # fmt: skip
     barrier(control, threads)
 
 
 @part
 def _logits(fns: int, d: int, thread: int, counter: int) -> None:
-    """Final norm and head of the wanted tokens only."""
+    """Final norm and head of the wanted tokens only, and the largest logit of each."""
     products = word(d, Word.PRODUCT_FUNCTIONS)
     threads, hidden, count = word(d, Word.THREADS), word(d, Word.HIDDEN), word(d, Word.LOGITS_COUNT)
     row_bytes = hidden * FLOAT_BYTES
@@ -154,7 +154,8 @@ def _logits(fns: int, d: int, thread: int, counter: int) -> None:
         _norm_row(fns, d, source, word(d, Word.NORMED) + i * row_bytes, word(d, Word.FINAL_NORM))
     barrier(word(d, Word.CONTROL), threads)
     gemm(products, word(d, Word.NORMED), hidden, count, word(d, Word.HEAD), word(d, Word.HEAD_PANEL_BYTES), hidden,
-         word(d, Word.HEAD_PANELS), word(d, Word.LOGITS), word(d, Word.LOGITS_STRIDE), STORE, counter, threads)  # fmt: skip
+         word(d, Word.HEAD_PANELS), word(d, Word.LOGITS), word(d, Word.LOGITS_STRIDE), STORE, counter, threads,
+         word(d, Word.BEST) + thread * word(d, Word.BEST_THREAD_BYTES), word(d, Word.VOCAB))  # fmt: skip
 
 
 def _run(d: int, thread: int) -> None:

@@ -230,6 +230,35 @@ def _fetch_rows(e: Emitter, element: str, rows: Any, count: Any, shift: Any, n: 
     e.loop(count, 1, [], row)
 
 
+def _best_of(e: Emitter, element: str, source: Any, n: Any, first: Any, state: Any) -> None:
+    """Take n values, numbered from `first` on, into a running maximum kept lane by lane.
+
+    state: [LANES largest values, float32] [their numbers, int32] [0, or NaN once a value was not finite]
+    The first of equal values stays, as long as the calls come in rising order.
+    """
+    b = e.b
+    lane = ir.Constant(VI, list(range(LANES)))
+    end, base = e.splat(b.trunc(n, I32)), e.splat(b.trunc(first, I32))
+    places = [state, e.add(state, _BYTES), e.add(state, 2 * _BYTES)]
+
+    def step(i: Any, carried: list[Any]) -> list[Any]:
+        largest, number, broken = carried
+        place = b.add(e.splat(b.trunc(i, I32)), lane)
+        inside = b.icmp_signed("<", place, end)
+        value = b.select(inside, e.load(e.add(source, e.mul(i, 4))), e.vector(-math.inf))
+        better = b.fcmp_ordered(">", value, largest)
+        finite = b.select(inside, value, e.vector(0.0))
+        return [
+            b.select(better, value, largest),
+            b.select(better, b.add(base, place), number),
+            e.fma(finite, e.vector(0.0), broken),
+        ]
+
+    before = [e.load(places[0]), e.load(places[1], VI), e.load(places[2])]
+    for value, place in zip(e.loop(n, _STEP, before, step), places, strict=True):
+        e.store(value, place)
+
+
 def _read(e: Emitter, element: str, address: Any, n: Any, streams: Any, sink: Any) -> None:
     """Read n bytes as `streams` (a power of two up to 8) parallel runs, each a multiple of 256 bytes; fold into sink."""
     b = e.b
@@ -263,3 +292,4 @@ silu_mul = kernel("silu_mul", "aaaa", "v", _silu_mul)
 transpose = kernel("transpose", "aaaa", "v", _transpose)
 fill = kernel("fill", "aaf", "v", _fill)
 fetch_rows = kernel("fetch_rows", "aaaaaa", "v", _fetch_rows)
+best_of = kernel("best_of", "aaaa", "v", _best_of)
