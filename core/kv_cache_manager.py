@@ -64,6 +64,7 @@ class KVCacheManager:
         self.tables: dict[str, BlockTable] = {}
         self.held: list[BlockTable] = []
         self.live_by_tenant: dict[str, int] = {}
+        self.chain_kind: type[PrefixChain] = PrefixChain
         self._chains: dict[str, PrefixChain] = {}
 
     @property
@@ -275,7 +276,7 @@ class KVCacheManager:
     def _chain(self, request: Request) -> PrefixChain:
         chain = self._chains.get(request.request_id)
         if chain is None:
-            chain = self._chains[request.request_id] = PrefixChain(request, self.block_size)
+            chain = self._chains[request.request_id] = self.chain_kind(request, self.block_size)
         return chain
 
     def _count(self, tenant: str, live_before: int) -> None:

@@ -81,3 +81,21 @@ class PrefixChain:
         for offset in range(0, len(raw), width):
             parent = blake2b(parent + raw[offset : offset + width], digest_size=DIGEST_BYTES).digest()
             keys.append(parent)
+
+
+class QuickChain(PrefixChain):
+    """The same chain with keys of 64 bits from Python's own hash of integers: a tenth of the time, for simulations only.
+
+    Equal prefixes have equal keys; that different ones do is likely to 1 - n**2 / 2**65 over n blocks, not certain, and
+    nobody is kept from making them meet.
+    """
+
+    def _extend(self, count: int) -> None:
+        keys, size, request = self._keys, self._block_size, self._request
+        parent = keys[-1] if keys else request_root(request.tenant, request.cache_salt)
+        for index in range(len(keys), count):
+            tokens = tokens_between(request, index * size, (index + 1) * size)
+            if len(tokens) != size:
+                raise IndexError(f"block {index} of request {request.request_id} is not full yet")
+            parent = hash((parent, tokens)).to_bytes(8, "little", signed=True)
+            keys.append(parent)

@@ -73,7 +73,7 @@ def check_fields(request: Request, vocab_size: int | None) -> None:
     need(isinstance(rid, str) and bool(rid), field, f"request_id is {rid!r}; give a string that is not empty")
     prompt = request.prompt_token_ids
     need(len(prompt) > 0, RefusalReason.EMPTY_PROMPT, "the prompt is empty; give at least 1 token")
-    odd = next((t for t in prompt if type(t) is not int), None)
+    odd = next((t for t in prompt if type(t) is not int), None) if set(map(type, prompt)) != {int} else None
     need(odd is None, RefusalReason.BAD_TOKEN, f"the prompt holds {odd!r}; token ids are whole numbers")
     top = _MAX_TOKEN_ID if vocab_size is None else vocab_size - 1
     for token in (min(prompt), max(prompt)):

@@ -23,6 +23,7 @@ from core.invariants import check_laws
 from core.kv_cache_manager import resets_pool
 from core.outputs import BoundBy, ModelRunnerOutput, RequestEvent, SchedulerOutput
 from core.prefill_first import plan_prefill_first
+from core.prefix_hash import QuickChain
 from core.reclaim import reclaim
 from core.request import FinishReason, Request, RequestStatus
 from core.request_checks import check_request
@@ -31,6 +32,7 @@ from core.scheduler_readout import SchedulerReadout
 from core.scheduler_state import SchedulerState
 from core.settings_change import change_cache, change_config, lose_kv
 from core.step_plan import Flight, StepPlan
+from core.step_quiet import apply_quietly
 from core.step_update import TextStop, apply_step
 
 
@@ -241,6 +243,28 @@ class Scheduler(SchedulerReadout):
         events, state.pending.events = state.pending.events, []
         events += booked
         return events
+
+    def tell_no_stories(self) -> None:
+        """For a simulation: no stories, quick names for blocks; steps are booked by `update_quietly`."""
+        self._state.tells_stories = False
+        self._state.kv.chain_kind = QuickChain
+
+    def update_quietly(self, sampled: Sequence[int], now: float) -> None:
+        """Book the latest decision without events: the state afterwards is that of `update_from_output`.
+
+        Args:
+            sampled: the token of each row that samples, in row order.
+
+        Raises:
+            InvariantError: if no decision waits to be booked, or a request has tokens that end it.
+        """
+        flight = self._flight
+        if flight is None:
+            raise InvariantError("no decision waits to be booked")
+        self._tell()
+        apply_quietly(self._state, flight, sampled, now)
+        self._flight = self._plan = None
+        self._state.pending.events.clear()
 
     def check_invariants(self) -> None:
         """Check the conservation laws.

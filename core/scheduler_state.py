@@ -53,6 +53,7 @@ class Track:
 
     Attributes:
         stop_ids: tokens that end the output.
+        ends_at: computed tokens of the step in which its last token comes, by max_tokens or the model's length.
         high_water_tokens: most tokens that were ever computed; what lies below is a recompute.
         preempted_at_s: start of the present preemption.
     """
@@ -61,6 +62,7 @@ class Track:
     sampling_seed: int
     stop_ids: frozenset[int]
     max_tokens: int
+    ends_at: int = 0
     high_water_tokens: int = 0
     preempted_at_s: float = 0.0
     why: str = ""
@@ -114,6 +116,7 @@ class SchedulerState:
         self.cache = cache
         self.kv = KVCacheManager(cache, kv_bytes_per_token)
         self.step = 0
+        self.tells_stories = True  # False in a simulation: nobody reads them
         self.num_arrivals = 0
         self.boundary_arrivals = 0  # arrivals before the latest decision
         self.requests: dict[str, Request] = {}
@@ -180,6 +183,7 @@ class SchedulerState:
             sampling_seed=params.seed if params.seed is not None else derive_seed(self.seed, request_id),
             stop_ids=eos.union(params.stop_token_ids) if params.stop_token_ids else eos,
             max_tokens=params.max_tokens,
+            ends_at=min(request.num_prompt_tokens + params.max_tokens, self.max_model_len) - 1,
         )
         self.queue.push(request)
         self.kv.prepare(request)
@@ -223,7 +227,7 @@ class SchedulerState:
         """A live request ends in whatever state it is; every block goes back (or stays with its fixed batch)."""
         request_id = request.request_id
         track = self.tracks[request_id]
-        held = self.kv.block_ids(request_id)
+        held = self.kv.block_ids(request_id) if self.tells_stories else ()
         if request.status is RequestStatus.RUNNING:
             self.unseat(request)
             if self.fixed is not None and self.fixed.holds(request):
@@ -239,8 +243,9 @@ class SchedulerState:
         request.finish_reason = reason
         request.finished_time_s = now
         cancelled = status is RequestStatus.CANCELLED
-        detail = f"{reason}; {request.num_output_tokens} output tokens; {block_words(held)}"
-        self.tell(request, now, str(status), f"{detail}; {message}" if message else detail, request.num_output_tokens)
+        if self.tells_stories:
+            detail = f"{reason}; {request.num_output_tokens} output tokens; {block_words(held)}"
+            self.tell(request, now, str(status), f"{detail}; {message}" if message else detail, request.num_output_tokens)
         if cancelled:
             self.counters.cancelled += 1
         else:
@@ -269,7 +274,8 @@ class SchedulerState:
 
     def tell(self, request: Request, now: float, kind: str, detail: str = "", value: int = 0) -> None:
         """Add a line to the request's story."""
-        request.story.append(StoryEvent(now, self.step, kind, detail, value))
+        if self.tells_stories:
+            request.story.append(StoryEvent(now, self.step, kind, detail, value))
 
     def _new_queue(self, order: QueueOrder) -> WaitingQueue:
         return WaitingQueue(

@@ -24,7 +24,7 @@ from core.executor import ExecutorInfo
 from core.memory_plan import weight_memory_bytes
 from core.model_spec import SMOLLM2_135M, TINY, ModelSpec
 from core.models_catalog import MODELS
-from core.outputs import ModelRunnerOutput, SchedulerOutput
+from core.outputs import ModelRunnerOutput, SchedulerOutput, StepTiming
 from core.step_timer import RooflineTimer, StepTimer, step_seconds
 
 DEFAULT_DEVICE = "H100 SXM"
@@ -104,12 +104,23 @@ class SimExecutor:
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Price the step, let its time pass, answer each row that samples."""
+        timing = self._pass_time(scheduler_output)
+        tokens = self._tokens(scheduler_output)
+        rows = compress(scheduler_output.request_ids, scheduler_output.samples)
+        return ModelRunnerOutput(scheduler_output.step, tuple(zip(rows, tokens, strict=True)), timing)
+
+    def run(self, scheduler_output: SchedulerOutput) -> list[int]:
+        """As `execute_model`, and only the tokens, for `Scheduler.update_quietly`."""
+        self._pass_time(scheduler_output)
+        return self._tokens(scheduler_output)
+
+    def _pass_time(self, scheduler_output: SchedulerOutput) -> StepTiming:
         composition = StepComposition.from_scheduler_output(scheduler_output, self._block_bytes)
         run = composition.padded_sums(self._window)
         self.last = PricedStep(run, composition.sums(self._window) if composition.padded_rows else run, composition)
         timing = self._timer.predict(run, composition.swap_bytes, composition.copy_bytes)
         self._clock.advance(step_seconds(timing))
-        return ModelRunnerOutput(scheduler_output.step, self._tokens(scheduler_output), timing)
+        return timing
 
     def resize(self, num_blocks: int, block_size: int, num_swap_blocks: int) -> None:
         """Take another size of the pool and forget every request."""
@@ -123,7 +134,8 @@ class SimExecutor:
         self._bases.clear()
         self._ends.clear()
 
-    def _tokens(self, output: SchedulerOutput) -> tuple[tuple[str, int], ...]:
+    def _tokens(self, output: SchedulerOutput) -> list[int]:
+        """The token of each row that samples, in row order."""
         bases, ends = self._bases, self._ends
         for request_id in output.released_ids:
             bases.pop(request_id, None)
@@ -147,7 +159,7 @@ class SimExecutor:
                 eos if place + 1 >= ends.get(r, place + 2) else token
                 for r, place, token in zip(rows, places, tokens, strict=True)
             ]
-        return tuple(zip(rows, tokens, strict=True))
+        return tokens
 
     def _audible(self, token: int) -> int:
         while token in self._silent:

@@ -10,7 +10,7 @@ No snapshot, no text, no history: what a what-if needs is summed up as it happen
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from functools import lru_cache
 from itertools import compress
 from typing import Protocol
 
@@ -40,7 +40,12 @@ __all__ = [
 EMPTY_STEP_WAIT_S = 1e-3
 MAX_EMPTY_STEPS = 10_000
 CHECK_EVERY = 64
-_PLAIN = SamplingParams()
+
+
+@lru_cache(maxsize=4096)
+def _sampling(max_tokens: int) -> SamplingParams:
+    """Parameters of a request that runs to `max_tokens`."""
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
 
 class NothingFinished(BatchscopeError):
@@ -93,9 +98,13 @@ class Simulation:
 
     Args:
         on_step: called after each step with (decision, result, start s, end s); for replays and tests.
+        quiet: book steps by columns, without events and stories; a step's result is then None for `on_step`. The
+            decisions are the same, three times as fast.
     """
 
-    def __init__(self, setup: SimulationSetup, load: Load, *, on_step: Callable[..., None] | None = None) -> None:
+    def __init__(
+        self, setup: SimulationSetup, load: Load, *, on_step: Callable[..., None] | None = None, quiet: bool = True
+    ) -> None:
         self.setup = setup
         self.load = load
         self.clock = VirtualClock(load.next_time_s or 0.0)
@@ -120,6 +129,9 @@ class Simulation:
         self._users: dict[str, int] = {}
         self._empty_steps = 0
         self._on_step = on_step
+        self._quiet = quiet
+        if quiet:
+            self.scheduler.tell_no_stories()
 
     def run(
         self,
@@ -185,7 +197,7 @@ class Simulation:
         request = Request(
             request_id,
             arrival.prompt_token_ids,
-            replace(_PLAIN, max_tokens=arrival.max_tokens, ignore_eos=True),
+            _sampling(arrival.max_tokens),
             arrival.time_s,
             tenant=arrival.tenant,
             priority=arrival.priority,
@@ -208,9 +220,15 @@ class Simulation:
     def _step(self, start_s: float) -> None:
         scheduler = self.scheduler
         output = scheduler.schedule(start_s)
-        result = self.executor.execute_model(output)
-        now = self.clock.now()
-        scheduler.update_from_output(output, result, now)
+        result = None
+        if self._quiet:
+            tokens = self.executor.run(output)
+            now = self.clock.now()
+            scheduler.update_quietly(tokens, now)
+        else:
+            result = self.executor.execute_model(output)
+            now = self.clock.now()
+            scheduler.update_from_output(output, result, now)
         if output.request_ids:
             self._empty_steps = 0
             self._note(output, start_s, now)

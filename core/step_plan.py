@@ -171,6 +171,10 @@ class StepPlan:
     def tell(self) -> None:
         """Write the stories of who joined and who lost blocks: off the critical path, once the step is on its way."""
         state, now = self.state, self.now
+        if not state.tells_stories:
+            self.losses.clear()
+            self.joins.clear()
+            return
         for victim, why, held, fate, computed in self.losses:
             state.tell(victim, now, "preempted", f"{why}; {block_words(held)}; {fate}", computed)
         self.losses.clear()

@@ -142,7 +142,8 @@ class LoadGenerator:
         spec = self.spec
         length = spec.prompt_tokens.sample(self._length_rng)
         max_tokens = spec.output_tokens.sample(self._length_rng)
-        at = int(np.searchsorted(self._tenant_edges, self._tenant_rng.random(), side="right"))
+        drawn = self._tenant_rng.random()
+        at = int(np.searchsorted(self._tenant_edges, drawn, side="right")) if len(spec.tenants) > 1 else 0
         tenant = spec.tenants[min(at, len(spec.tenants) - 1)]
         prefix_id = -1
         # Drawn for every request, so that the share never moves the prompts of the others.

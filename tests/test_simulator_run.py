@@ -299,3 +299,25 @@ def test_every_figure_has_a_name() -> None:
     assert result.figure("goodput_per_s") is None
     with pytest.raises(KeyError, match="nonsense"):
         result.figure("nonsense")
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_booking_by_columns_changes_nothing(name: str) -> None:
+    """Every decision and every figure of a quiet run is that of a run booked event by event."""
+    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, **KNOBS[name])
+    cache = CacheConfig(block_size=4, num_blocks=40, num_swap_blocks=16)
+    spec = load(
+        num_requests=80, rate_per_s=80.0, tenants=(TenantShare("a", 1.0, 2), TenantShare("b", 1.0, 0)), shared_prefix_share=0.5,
+        shared_prefix_tokens=12, output_tokens=LengthSpec.uniform(1, 90),
+    )  # fmt: skip
+    seen: dict[bool, list[SchedulerOutput]] = {True: [], False: []}
+    results = {}
+    for quiet, outputs in seen.items():
+        run = Simulation(
+            setup(config, cache, max_model_len=100), feed(spec), on_step=lambda o, r, s, e, to=outputs: to.append(o), quiet=quiet
+        )
+        results[quiet] = run.run()
+        run.scheduler.check_invariants()
+    assert seen[True] == seen[False]
+    assert results[True] == results[False]
+    assert any(len(o.request_ids) > 1 for o in seen[True])
