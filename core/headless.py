@@ -1,7 +1,6 @@
 """A scenario without a browser: on the real engine, or on the simulator if it names a device; a bundle comes out.
 
-    arrivals due -> add_request -> step -> note record, ended requests -> tell the load        until all has ended,
-    nothing to run: wait (wall clock) or jump (virtual clock) to the next arrival               a limit, or a stop
+    scenario -> engine + load -> `core.engine_run` -> bundle
 
 The engine, its load and its recorder are those of the dashboard. A run that is stopped gives a bundle of what was run.
 """
@@ -10,22 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from core.bundle import RunBundle, make_bundle
-from core.clock import StepClock, VirtualClock, WallClock, let_pass
+from core.clock import VirtualClock, WallClock, let_pass
 from core.config import CacheConfig
 from core.engine import Engine
-from core.errors import ConfigError, RequestRefused
+from core.engine_run import POLL_S, EngineRun
+from core.errors import ConfigError
 from core.factory import create_engine
 from core.live_board import Board
 from core.live_defaults import measure_ceilings
-from core.load_driver import MAX_SUBMISSIONS_A_STEP, REFUSED_PAUSE_S
 from core.load_spec import LoadSpec
-from core.output_processor import ENDING_EVENTS
-from core.records import RequestRecord, StepRecord
-from core.request import SLO, SamplingParams
+from core.request import SamplingParams
 from core.run_record import RunRecorder
 from core.scenario import Scenario
 from core.scenario_text import scenario_toml
@@ -36,23 +32,11 @@ from core.simulator import ArrivalList, Load
 from core.snapshot import RooflineCeilings
 from core.traces.reader import read_trace
 from core.traces.replay_prompts import trace_arrivals
-from core.workload import Arrival, LoadGenerator
+from core.workload import LoadGenerator
 
 MAX_STEPS = 200_000
 COMPILE_LIMIT_S = 180.0
-_POLL_S = 0.2
 _PENDING = "being compiled"
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run is; `total` is None for a load without end."""
-
-    steps: int
-    ended: int
-    total: int | None
-    output_tokens: int
-    time_s: float
 
 
 def _say_nothing(_text: str) -> None:
@@ -133,7 +117,7 @@ def await_kernels(engine: Engine, should_stop: Callable[[], bool], on_progress: 
     end_s = wall.now() + COMPILE_LIMIT_S
     while _PENDING in engine.executor.info.kernels and wall.now() < end_s and not should_stop():
         on_progress("the kernels are being compiled, once for this machine")
-        let_pass(wall, _POLL_S)
+        let_pass(wall, POLL_S)
 
 
 class HeadlessRun:
@@ -142,6 +126,7 @@ class HeadlessRun:
     Args:
         folder: what the path of a trace is relative to.
         probe: measure the ceilings of the machine first (no effect on the simulator).
+        max_steps, max_time_s, should_stop: as `core.engine_run.EngineRun`.
     """
 
     def __init__(
@@ -157,137 +142,43 @@ class HeadlessRun:
     ) -> None:
         self._scenario = scenario
         self._recorder = RunRecorder(MAX_STEPS)
-        self._max_steps, self._max_time_s, self._should_stop = max_steps, max_time_s, should_stop
-        self.engine = build_engine(scenario, self._recorder, on_progress)
+        engine = build_engine(scenario, self._recorder, on_progress)
         try:
-            await_kernels(self.engine, should_stop, on_progress)
+            await_kernels(engine, should_stop, on_progress)
             on_progress("measuring what this machine can do" if probe else "")
-            self.ceilings: RooflineCeilings | None = measure_ceilings(self.engine) if probe and not should_stop() else None
-            self.engine.telemetry.ceilings = self.ceilings
-            self._load, self.total, self.label = build_load(scenario, self.engine, folder)
-            if self.total is None and max_steps is None and max_time_s is None:
+            self.ceilings: RooflineCeilings | None = measure_ceilings(engine) if probe and not should_stop() else None
+            engine.telemetry.ceilings = self.ceilings
+            load, total, self.label = build_load(scenario, engine, folder)
+            if total is None and max_steps is None and max_time_s is None:
                 raise ConfigError(f"the load ({self.label}) never ends; give it num_requests, or a limit of steps or seconds")
         except BaseException:
-            self.engine.close()
+            engine.close()
             raise
-        self.steps: list[StepRecord] = []
-        self.requests: list[RequestRecord] = []
-        self.refused: dict[str, int] = {}
-        self._users: dict[str, int] = {}
-        self._tokens = 0
-        self.note = ""
-        self.complete = False
+        spec = scenario.load or LoadSpec()
+        sampling = SamplingParams(temperature=spec.temperature, top_p=spec.top_p, top_k=spec.top_k, ignore_eos=spec.ignore_eos)
+        self._run = EngineRun(
+            engine, load, sampling, total=total, max_steps=max_steps, max_time_s=max_time_s, should_stop=should_stop
+        )
+        self.run = self._run.run
 
-    def run(self, on_step: Callable[[Progress], None] | None = None) -> None:
-        """Run to the end of the load, to a limit, or until `should_stop` says so; closes the engine."""
-        start_s = self.engine.clock.now()
-        try:
-            while not self._is_over(start_s):
-                if not self._advance():
-                    self.complete = True
-                    break
-                if on_step is not None:
-                    on_step(self.progress(start_s))
-        except KeyboardInterrupt:
-            self.note = f"stopped by the user after {len(self.steps)} steps"
-        finally:
-            self.engine.close()
-
-    def progress(self, start_s: float) -> Progress:
-        """How far the run is."""
-        ended = len(self.requests) + sum(self.refused.values())
-        return Progress(len(self.steps), ended, self.total, self._tokens, self.engine.clock.now() - start_s)
+    @property
+    def refused(self) -> dict[str, int]:
+        """Refused requests by reason."""
+        return self._run.refused
 
     def bundle(self, name: str, created: str | None = None) -> RunBundle:
         """What has been run as a bundle."""
+        run = self._run
         return make_bundle(
             self._recorder.record(),
-            tuple(self.steps),
-            tuple(self.requests),
+            tuple(run.steps),
+            tuple(run.requests),
             name=name,
             load=self.label,
-            seed=self.engine.config.seed,
+            seed=run.engine.config.seed,
             ceilings=self.ceilings,
             scenario=scenario_toml(self._scenario),
-            complete=self.complete,
-            note=self.note,
+            complete=run.complete,
+            note=run.note,
             created=created,
         )
-
-    def _is_over(self, start_s: float) -> bool:
-        """True at a limit or on a stop; says which."""
-        if self._should_stop():
-            self.note = f"stopped by the user after {len(self.steps)} steps"
-        elif self.engine.failed:
-            self.note = self.engine.message
-        elif self._max_steps is not None and len(self.steps) >= self._max_steps:
-            self.complete, self.note = True, f"ended at the limit of {self._max_steps} steps that was asked for"
-        elif self._max_time_s is not None and self.engine.clock.now() - start_s >= self._max_time_s:
-            self.complete, self.note = True, f"ended at the limit of {self._max_time_s:g} s that was asked for"
-        return bool(self.note)
-
-    def _advance(self) -> bool:
-        """Submit what is due and run a step, or let time pass; False at the end."""
-        engine = self.engine
-        for arrival in self._load.due(engine.clock.now(), MAX_SUBMISSIONS_A_STEP):
-            self._submit(arrival)
-        if not engine.has_work():
-            due_s = self._load.next_time_s
-            if due_s is None:
-                return False
-            self._wait_until(due_s)
-            return True
-        before = engine.latest_record
-        events = engine.step()
-        ends = [e for e in events if e.kind in ENDING_EVENTS and e.kind != "refused"]
-        self._tokens += sum(e.kind == "token" for e in events)
-        if ends:
-            self.requests += reversed(engine.telemetry.requests[: len(ends)])
-        for event in ends:
-            self._load.on_end(self._users.pop(event.request_id, -1), event.time_s)
-        if engine.latest_record is not before and engine.latest_record is not None:
-            self.steps.append(engine.latest_record)
-        elif engine.scheduler.has_work():
-            self._wait_for_wakeup()
-        return True
-
-    def _wait_until(self, due_s: float) -> None:
-        clock = self.engine.clock
-        if isinstance(clock, VirtualClock):
-            clock.advance_to(due_s)
-        elif isinstance(clock, StepClock):
-            clock.on_step_end()
-        else:
-            let_pass(clock, min(max(due_s - clock.now(), 0.0), _POLL_S))
-
-    def _wait_for_wakeup(self) -> None:
-        """Something waits and nothing could run: until a quota, a deadline or an arrival changes that."""
-        now_s = self.engine.clock.now()
-        times = [t for t in (self._load.next_time_s, self.engine.scheduler.next_wakeup(now_s)) if t is not None and t > now_s]
-        self._wait_until(min(times, default=now_s + 1e-3))
-
-    def _submit(self, arrival: Arrival) -> None:
-        spec = self._scenario.load or LoadSpec()
-        params = SamplingParams(
-            max_tokens=arrival.max_tokens,
-            temperature=spec.temperature,
-            top_p=spec.top_p,
-            top_k=spec.top_k,
-            ignore_eos=spec.ignore_eos,
-        )
-        try:
-            request_id = self.engine.add_request(
-                arrival.prompt_token_ids,
-                params,
-                tenant=arrival.tenant,
-                priority=arrival.priority,
-                slo=SLO(arrival.slo_ttft_s, arrival.slo_itl_s),
-                source="scenario",
-                arrival_time_s=arrival.time_s,
-            )
-        except RequestRefused as refusal:
-            self.refused[str(refusal.reason)] = self.refused.get(str(refusal.reason), 0) + 1
-            self._load.on_end(arrival.user, self.engine.clock.now() + REFUSED_PAUSE_S)
-            return
-        if arrival.user >= 0:
-            self._users[request_id] = arrival.user

@@ -24,9 +24,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from core.atomic_file import make_folder
 from core.bundle import SUFFIX, RunBundle, read_bundle, write_bundle
 from core.charts import formats
+from core.engine_run import Progress as RunProgress
 from core.errors import BatchscopeError
 from core.headless import HeadlessRun
-from core.headless import Progress as RunProgress
 from core.repeat import repeat
 from core.run_summary import summarise
 from core.scenario import Scenario, read_scenario

@@ -183,7 +183,8 @@ def batch_spec(theme: Theme, height: int = 200) -> dict[str, Any]:
             "strokeDash": {
                 "field": "set",
                 "type": "nominal",
-                "legend": None,
+                "title": None,
+                "sort": list(series),
                 "scale": {"domain": list(series), "range": [[1, 0], [1, 0], [5, 2], [1, 3]]},
             },
             "tooltip": [
