@@ -123,6 +123,16 @@ def model_named(name: str) -> ModelSpec:
     return MODELS[name].spec
 
 
+def guess_model(name: str) -> ModelSpec | None:
+    """The catalogue's geometry for the name under which a server serves a model; None if it is not clear."""
+    served = name.lower().rstrip("/").rsplit("/", 1)[-1]
+    for entry in CATALOG:
+        known = entry.repo.lower().rsplit("/", 1)[-1]
+        if served and (known == served or known.removesuffix("-instruct") == served):
+            return entry.spec
+    return None
+
+
 def spec_from_config_json(text: str, name: str = "pasted config.json") -> ModelSpec:
     """Read a pasted or uploaded config.json.
 

@@ -10,7 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from core.attach.scraper import Scraper, Target, TargetState, public_url, targets_from_prometheus
+from core.attach.prometheus import targets_from_prometheus
+from core.attach.scraper import Scraper, Target, TargetState, public_url
 from core.errors import ConfigError
 
 PAGE = "vllm:num_requests_running {running}\nvllm:generation_tokens_total {tokens}\n"

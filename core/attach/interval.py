@@ -8,7 +8,8 @@ running requests and the model's geometry, and the result says so.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from core.attach.page import Histogram, ServerPage
 from core.cost_model import CostModel
@@ -33,8 +34,12 @@ class Interval:
     Attributes:
         restarted: a counter fell: the server was restarted, and the deltas count from its start.
         flops_per_s, intensity: None where neither counters nor geometry allow them.
+        flops_per_s, bytes_per_s: of one device (a page of several engines is divided by their number).
         derived: True where FLOPs and bytes were derived rather than exported.
         mean_tokens_per_step: tokens an engine iteration.
+        full_batch: whether the batch was as large as seats and memory allow; None while nothing waited.
+        finished, first_tokens: requests that ended, and that got their first token; None where not exported.
+        histograms: observations of the interval by our words, for sums over several servers.
     """
 
     start_s: float
@@ -57,6 +62,21 @@ class Interval:
     intensity: float | None
     derived: bool
     bound_by: str
+    full_batch: bool | None = None
+    prompt_tokens: float | None = None
+    output_tokens: float | None = None
+    finished: float | None = None
+    first_tokens: float | None = None
+    steps: float | None = None
+    prefix_queries: float | None = None
+    prefix_hits: float | None = None
+    engines: int = 1
+    histograms: Mapping[str, Histogram] = field(default_factory=dict, repr=False)
+
+    @property
+    def span_s(self) -> float:
+        """Length of the interval, s."""
+        return self.end_s - self.start_s
 
 
 def _delta(word: str, earlier: ServerPage, later: ServerPage) -> float | None:
@@ -75,12 +95,13 @@ def was_restarted(earlier: ServerPage, later: ServerPage) -> bool:
     return any(later.counters.get(word, value) < value for word, value in earlier.counters.items())
 
 
-def _histogram(word: str, earlier: ServerPage, later: ServerPage, restarted: bool) -> Histogram | None:
-    now = later.histograms.get(word)
-    return None if now is None else now.minus(None if restarted else earlier.histograms.get(word))
+def _histograms(earlier: ServerPage, later: ServerPage) -> dict[str, Histogram]:
+    """Observations since `earlier`. vLLM shows a histogram from its start; one that appears later counts whole."""
+    return {word: now.minus(earlier.histograms.get(word)) for word, now in later.histograms.items()}
 
 
-def _quantiles(histogram: Histogram | None) -> Quantiles:
+def quantiles(histogram: Histogram | None) -> Quantiles:
+    """p50, p95 and p99 of a histogram."""
     if histogram is None or histogram.count <= 0:
         return Quantiles(0, None, None, None)
     return Quantiles(int(histogram.count), histogram.quantile(0.5), histogram.quantile(0.95), histogram.quantile(0.99))
@@ -109,14 +130,19 @@ def derive_cost(
     return whole.flops, model.weight_bytes(one_step) * steps + whole.kv_read_bytes + whole.kv_write_bytes
 
 
-def _bound_by(page: ServerPage, seats: int | None) -> str:
+FULL_KV_USAGE = 0.9
+"""Live share of the pool from which on memory is taken to be what a waiting request waits for."""
+
+
+def _bound_by(page: ServerPage, seats: int | None, preemptions: float | None) -> str:
+    """What kept the batch from being larger at the second scrape."""
     waiting, running = page.gauges.get("waiting", 0.0), page.gauges.get("running", 0.0)
     if waiting <= 0:
         return BoundBy.LOAD.value
+    if preemptions or page.gauges.get("kv_usage", 0.0) >= FULL_KV_USAGE:
+        return BoundBy.MEMORY.value
     if seats is not None and running >= seats:
         return BoundBy.SEATS.value
-    if page.gauges.get("kv_usage", 0.0) >= 0.9:
-        return BoundBy.MEMORY.value
     return BoundBy.BUDGET.value
 
 
@@ -135,7 +161,7 @@ def compare(
     Args:
         model: cost model of the served geometry, used only where the server exports no FLOP counters.
         max_num_seqs: the server's seats if known; without it "seats" is never named as the limit.
-        mean_context: tokens of context assumed for derived figures where the pages do not tell.
+        mean_context: tokens of context assumed for derived figures where KV usage and pool size do not tell.
 
     Raises:
         ValueError: if `end_s` is not after `start_s`.
@@ -146,12 +172,16 @@ def compare(
     restarted = was_restarted(earlier, later)
     base = ServerPage(later.engine, later.model) if restarted else earlier
     deltas = {word: _delta(word, base, later) for word in later.counters}
-    iterations = _histogram("iteration_tokens", base, later, restarted)
+    seen = _histograms(base, later)
+    iterations, first = seen.get("iteration_tokens"), seen.get("ttft")
     steps = iterations.count if iterations is not None else None
     prompt, output = deltas.get("prompt_tokens"), deltas.get("generation_tokens")
-    running = later.gauges.get("running")
-    flops, moved, derived = _work(deltas, model, prompt, output, running, steps, mean_context)
+    running, preemptions = later.gauges.get("running"), deltas.get("preemptions")
+    context = later.context_tokens or earlier.context_tokens or mean_context
+    flops, moved, derived = _work(deltas, model, prompt, output, running, steps, context)
     queries, hits = deltas.get("prefix_queries"), deltas.get("prefix_hits")
+    device_s = span_s * later.engines
+    bound_by = _bound_by(later, max_num_seqs, preemptions)
     return Interval(
         start_s=start_s,
         end_s=end_s,
@@ -161,18 +191,28 @@ def compare(
         kv_usage=later.gauges.get("kv_usage"),
         prompt_tokens_per_s=None if prompt is None else prompt / span_s,
         output_tokens_per_s=None if output is None else output / span_s,
-        preemptions=deltas.get("preemptions"),
+        preemptions=preemptions,
         prefix_hit_rate=hits / queries if queries and hits is not None else later.gauges.get("cache_hit_rate"),
         steps_per_s=None if steps is None else steps / span_s,
         mean_tokens_per_step=iterations.mean if iterations is not None else None,
-        ttft=_quantiles(_histogram("ttft", base, later, restarted)),
-        itl=_quantiles(_histogram("itl", base, later, restarted)),
-        e2e=_quantiles(_histogram("e2e", base, later, restarted)),
-        flops_per_s=None if flops is None else flops / span_s,
-        bytes_per_s=None if moved is None else moved / span_s,
+        ttft=quantiles(first),
+        itl=quantiles(seen.get("itl")),
+        e2e=quantiles(seen.get("e2e")),
+        flops_per_s=None if flops is None else flops / device_s,
+        bytes_per_s=None if moved is None else moved / device_s,
         intensity=flops / moved if flops is not None and moved else None,
         derived=derived,
-        bound_by=_bound_by(later, max_num_seqs),
+        bound_by=bound_by,
+        full_batch=None if bound_by == BoundBy.LOAD.value else bound_by in (BoundBy.SEATS.value, BoundBy.MEMORY.value),
+        prompt_tokens=prompt,
+        output_tokens=output,
+        finished=deltas.get("finished"),
+        first_tokens=None if first is None else first.count,
+        steps=steps,
+        prefix_queries=queries,
+        prefix_hits=hits,
+        engines=later.engines,
+        histograms=seen,
     )
 
 

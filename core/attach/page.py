@@ -64,7 +64,11 @@ HISTOGRAMS: dict[str, tuple[str, ...]] = {
         "trtllm_e2e_request_latency_seconds",
     ),
     "queue": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds", "trtllm:request_queue_time_seconds"),
+    "prompt_length": ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram"),
+    "output_length": ("vllm:request_generation_tokens", "sglang:generation_tokens_histogram"),
 }
+SHARES = ("kv_usage", "cache_hit_rate")
+"""Words whose value is a share: several engines behind one page are averaged, not added."""
 INFO = ("vllm:cache_config_info", "sglang:cache_config_info")
 
 
@@ -80,6 +84,13 @@ class Histogram:
     counts: tuple[float, ...]
     total: float
     count: float
+
+    def plus(self, other: Histogram) -> Histogram:
+        """Observations of both; with other buckets the one with more observations stands for both."""
+        if other.bounds != self.bounds:
+            return self if self.count >= other.count else other
+        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
+        return Histogram(self.bounds, counts, self.total + other.total, self.count + other.count)
 
     def minus(self, earlier: Histogram | None) -> Histogram:
         """Observations since `earlier`; an earlier page with other buckets or higher counts (a restart) is ignored."""
@@ -119,6 +130,7 @@ class ServerPage:
         engine: "vllm", "sglang", "trtllm" or "unknown", by the metrics' prefix.
         gauges, counters: our words to values; a word that the server does not export is absent.
         info: labels of the server's cache_config_info.
+        engines: engines behind the page (data-parallel ranks); counters are sums over them.
         process_start_s: Unix time at which the server's process started, if exported.
     """
 
@@ -129,6 +141,7 @@ class ServerPage:
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
     info: Mapping[str, str] = field(default_factory=dict)
     process_start_s: float | None = None
+    engines: int = 1
 
     @property
     def block_size(self) -> int | None:
@@ -140,6 +153,20 @@ class ServerPage:
         """Blocks of the server's pool, as it states it."""
         return _whole(self.info.get("num_gpu_blocks") or self.info.get("num_pages"))
 
+    @property
+    def prefix_caching(self) -> bool | None:
+        """Whether the server reuses cached prefixes, as it states it."""
+        text = self.info.get("enable_prefix_caching", "").lower()
+        return {"true": True, "false": False}.get(text)
+
+    @property
+    def context_tokens(self) -> float | None:
+        """Mean tokens of KV that a running request holds: usage * pool / running; None where the page does not tell."""
+        running, usage = self.gauges.get("running", 0.0), self.gauges.get("kv_usage")
+        if running < 1 or usage is None or self.block_size is None or self.num_blocks is None:
+            return None
+        return usage * self.num_blocks * self.block_size * self.engines / running
+
 
 def _whole(text: str | None) -> int | None:
     return int(text) if text and text.isdigit() else None
@@ -150,6 +177,8 @@ class _Samples:
 
     def __init__(self, text: str) -> None:
         self.values: dict[str, float] = {}
+        self.seen: dict[str, int] = {}
+        self.engines: set[str] = set()
         self.buckets: dict[str, dict[float, float]] = {}
         self.info: dict[str, str] = {}
         self.models: list[str] = []
@@ -161,6 +190,8 @@ class _Samples:
         model = labels.get("model_name")
         if model and model not in self.models:
             self.models.append(model)
+        if "engine" in labels:
+            self.engines.add(labels["engine"])
         if name in INFO:
             self.info = dict(labels)
         if name.endswith("_bucket") and "le" in labels:
@@ -169,6 +200,14 @@ class _Samples:
             bounds[bound] = bounds.get(bound, 0.0) + value
         elif math.isfinite(value):
             self.values[name] = self.values.get(name, 0.0) + value
+            self.seen[name] = self.seen.get(name, 0) + 1
+
+    def share(self, names: Iterable[str]) -> float | None:
+        """Mean over the samples of the first name that is there, 0 to 1."""
+        for name in names:
+            if name in self.values:
+                return min(max(self.values[name] / self.seen[name], 0.0), 1.0)
+        return None
 
     def first(self, names: Iterable[str]) -> float | None:
         for name in names:
@@ -206,14 +245,12 @@ def parse_page(text: str) -> ServerPage:
     except (ValueError, KeyError, IndexError) as error:
         raise MetricsPageError(f"the page is not Prometheus text ({error}); give the server's /metrics address") from error
     engines = [e for e in ("vllm", "sglang", "trtllm") if any(n.startswith((e + ":", e + "_")) for n in samples.values)]
-    gauges = _present({word: samples.first(names) for word, names in GAUGES.items()})
+    gauges = _present({word: samples.share(names) if word in SHARES else samples.first(names) for word, names in GAUGES.items()})
     counters = _present({word: samples.first(names) for word, names in COUNTERS.items()})
     if not gauges and not counters:
         some = ", ".join(sorted(samples.values)[:3]) or "no metric at all"
         raise MetricsPageError(f"no metric of vLLM, SGLang or TensorRT-LLM on this page (found: {some})")
     histograms = {word: h for word, names in HISTOGRAMS.items() if (h := samples.histogram(names)) is not None}
-    if "kv_usage" in gauges:
-        gauges["kv_usage"] = _mean_over_engines(gauges["kv_usage"], text)
     return ServerPage(
         engine=engines[0] if engines else "unknown",
         model=", ".join(samples.models),
@@ -222,13 +259,5 @@ def parse_page(text: str) -> ServerPage:
         histograms=histograms,
         info=samples.info,
         process_start_s=samples.values.get("process_start_time_seconds"),
+        engines=max(len(samples.engines), 1),
     )
-
-
-def _mean_over_engines(total: float, text: str) -> float:
-    """A usage is a share: several engines behind one page are averaged, not added."""
-    count = 0
-    for line in text.splitlines():
-        if line.startswith(GAUGES["kv_usage"]):
-            count += 1
-    return min(max(total / max(count, 1), 0.0), 1.0)

@@ -8,6 +8,7 @@ by the scraper alone: states, labels and messages carry the address without user
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,14 +17,21 @@ from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
-from core.attach.interval import Interval, compare
+from core.attach.interval import FULL_KV_USAGE, Interval, compare
 from core.attach.page import MAX_PAGE_BYTES, MetricsPageError, ServerPage, parse_page
 from core.clock import Clock, WallClock
-from core.cost_model import CostModel
+from core.cost_model import CostModel, cost_model
+from core.devices import DeviceSpec
 from core.errors import ConfigError
+from core.models_catalog import guess_model
 
 MAX_TARGETS = 256
 HISTORY_INTERVALS = 900
+RESTART_SHOWN_S = 20.0
+SEATS_SEEN = 5
+
+for _name in ("httpx", "httpcore"):
+    logging.getLogger(_name).setLevel(logging.WARNING)  # below it they log addresses with their query, and headers
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,8 @@ class Target:
         headers: sent with each scrape, e.g. Authorization; never shown and not part of repr.
         max_num_seqs: the server's seats if known.
         model: cost model of the served geometry, for servers without FLOP counters.
+        device: what one engine runs on, for the roofline; None if not known.
+        source: who named it: "" a person, else e.g. the Prometheus server that lists it.
     """
 
     name: str
@@ -42,6 +52,8 @@ class Target:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     max_num_seqs: int | None = None
     model: CostModel | None = None
+    device: DeviceSpec | None = None
+    source: str = ""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -49,6 +61,10 @@ class Target:
             raise ConfigError(f"{public_url(self.url)!r} is no address of a server; give http://host:port/metrics")
         if not self.name:
             raise ConfigError(f"the target {public_url(self.url)} needs a name")
+        try:
+            _ = parts.port
+        except ValueError as error:
+            raise ConfigError(f"the port of {public_url(self.url)!r} is no number from 0 to 65535") from error
         if parts.path in ("", "/"):
             object.__setattr__(self, "url", urlunsplit(parts._replace(path="/metrics")))
 
@@ -73,6 +89,11 @@ class TargetState:
         message: one sentence for the page.
         scraped_s: when the latest good page came, on the scraper's clock; None before the first.
         intervals: newest last, at most `HISTORY_INTERVALS`.
+        target: what is watched, without headers and with the public address only.
+        seats: the server's seats: given, or the batch at which requests were seen to wait again and again.
+        seats_inferred: True where nobody gave them.
+        restarted_s: when a restart was last seen.
+        scrape_s: how long the latest good scrape took.
     """
 
     name: str
@@ -83,59 +104,109 @@ class TargetState:
     page: ServerPage | None = None
     intervals: tuple[Interval, ...] = ()
     failures: int = 0
+    target: Target | None = None
+    seats: int | None = None
+    seats_inferred: bool = False
+    restarted_s: float | None = None
+    scrape_s: float | None = None
+
+    @property
+    def latest(self) -> Interval | None:
+        """The newest interval, None before there are two good scrapes."""
+        return self.intervals[-1] if self.intervals else None
+
+
+class _Seats:
+    """Seats as they show: the same largest batch with a queue and with room in the pool, `SEATS_SEEN` times in a row."""
+
+    def __init__(self) -> None:
+        self._batch, self._times = 0, 0
+        self.found: int | None = None
+
+    def see(self, page: ServerPage) -> None:
+        running, waiting = round(page.gauges.get("running", 0.0)), page.gauges.get("waiting", 0.0)
+        if waiting <= 0 or not running or page.gauges.get("kv_usage", 0.0) >= FULL_KV_USAGE:
+            return
+        self._times = self._times + 1 if running == self._batch else 1
+        self._batch = running
+        if self.found is not None and running > self.found:
+            self.found = None
+        if self._times >= SEATS_SEEN:
+            self.found = running
 
 
 class _Watcher:
     """The thread of one target."""
 
-    def __init__(self, target: Target, period_s: float, timeout_s: float, clock: Clock, stop: threading.Event) -> None:
+    def __init__(self, target: Target, period_s: float, timeout_s: float, clock: Clock) -> None:
         self.target = target
-        self.state = TargetState(target.name, public_url(target.url))
-        self._period_s = period_s
+        shown = replace(target, url=public_url(target.url), headers={})
+        self.state = TargetState(target.name, public_url(target.url), target=shown, seats=target.max_num_seqs)
+        self.period_s = period_s
         self._timeout_s = timeout_s
         self._clock = clock
-        self._stop = stop
+        self.stop = threading.Event()
         self._history: deque[Interval] = deque(maxlen=HISTORY_INTERVALS)
+        self._seats = _Seats()
         self.thread = threading.Thread(target=self._run, name=f"scrape-{target.name}", daemon=True)
 
     def _run(self) -> None:
         with httpx.Client(timeout=self._timeout_s, follow_redirects=False, trust_env=False) as client:
-            while not self._stop.is_set():
+            while not self.stop.is_set():
                 started_s = self._clock.now()
                 self.state = self._scrape(client)
-                self._stop.wait(max(self._period_s - (self._clock.now() - started_s), 0.05))
+                self.stop.wait(max(self.period_s - (self._clock.now() - started_s), 0.05))
 
     def _fail(self, status: str, message: str) -> TargetState:
         return replace(self.state, status=status, message=message, failures=self.state.failures + 1)
 
     def _scrape(self, client: httpx.Client) -> TargetState:
         address = self.state.address
+        began_s = self._clock.now()
         try:
             page = parse_page(self._fetch(client))
         except httpx.TimeoutException:
             return self._fail("slow", f"{address} did not answer within {self._timeout_s:g} s")
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             return self._fail("unreachable", f"{address} cannot be reached ({type(error).__name__})")
         except MetricsPageError as error:
             return self._fail("wrong page", f"{address}: {error}")
-        now_s = self._clock.now()
-        before = self.state
-        status, message = "live", ""
+        return self._took(page, began_s, self._clock.now())
+
+    def _took(self, page: ServerPage, began_s: float, now_s: float) -> TargetState:
+        """The state after a good scrape."""
+        before, given = self.state, self.target.max_num_seqs
+        self._seats.see(page)
+        model = self.target.model or self._guessed(page)
+        seats = given if given is not None else self._seats.found
+        restarted_s = before.restarted_s
         if before.page is not None and before.scraped_s is not None and now_s > before.scraped_s:
-            interval = compare(
-                before.scraped_s,
-                before.page,
-                now_s,
-                page,
-                model=self.target.model,
-                max_num_seqs=self.target.max_num_seqs,
-            )
+            interval = compare(before.scraped_s, before.page, now_s, page, model=model, max_num_seqs=seats)
             self._history.append(interval)
-            if interval.restarted:
-                status, message = "restarted", f"{address} was restarted; its counters began again"
+            restarted_s = now_s if interval.restarted else restarted_s
+        status, message = "live", ""
+        if restarted_s is not None and now_s - restarted_s < RESTART_SHOWN_S:
+            status, message = "restarted", f"{before.address} was restarted; its counters began again"
         return replace(
-            before, status=status, message=message, scraped_s=now_s, page=page, intervals=tuple(self._history), failures=0
+            before,
+            status=status,
+            message=message,
+            scraped_s=now_s,
+            page=page,
+            intervals=tuple(self._history),
+            failures=0,
+            seats=seats,
+            seats_inferred=given is None and seats is not None,
+            restarted_s=restarted_s,
+            scrape_s=now_s - began_s,
         )
+
+    def _guessed(self, page: ServerPage) -> CostModel | None:
+        """The catalogue's geometry where the page has no FLOP counters, 16 bit on one device."""
+        if "flops" in page.counters:
+            return None
+        spec = guess_model(page.model)
+        return None if spec is None else cost_model(spec)
 
     def _fetch(self, client: httpx.Client) -> str:
         """The page's text, at most `MAX_PAGE_BYTES` and within the time limit for each read."""
@@ -155,8 +226,14 @@ class _Watcher:
         return b"".join(parts).decode("utf-8", errors="replace")
 
 
+def check_timing(period_s: float, timeout_s: float) -> None:
+    """Raise ConfigError for a period or time limit out of range."""
+    if not 0.25 <= period_s <= 3600 or not 0.1 <= timeout_s <= 60:
+        raise ConfigError(f"period {period_s} s and time limit {timeout_s} s; give 0.25 to 3600 s and 0.1 to 60 s")
+
+
 class Scraper:
-    """Watches targets until closed.
+    """Watches targets until closed; targets come and go while it runs.
 
     Args:
         period_s: time between two scrapes of one target, at least 0.25 s.
@@ -167,55 +244,61 @@ class Scraper:
     """
 
     def __init__(
-        self, targets: Sequence[Target], *, period_s: float = 2.0, timeout_s: float = 2.0, clock: Clock | None = None
+        self, targets: Sequence[Target] = (), *, period_s: float = 2.0, timeout_s: float = 2.0, clock: Clock | None = None
     ) -> None:
-        names = [t.name for t in targets]
-        if len(targets) > MAX_TARGETS:
-            raise ConfigError(f"{len(targets)} targets; at most {MAX_TARGETS} are watched at once")
-        if len(set(names)) != len(names):
-            raise ConfigError(f"a target's name is used twice in {names}")
-        if not 0.25 <= period_s <= 3600 or not 0.1 <= timeout_s <= 60:
-            raise ConfigError(f"period {period_s} s and time limit {timeout_s} s; give 0.25 to 3600 s and 0.1 to 60 s")
-        self._stop = threading.Event()
-        self._watchers = [_Watcher(t, period_s, timeout_s, clock or WallClock(), self._stop) for t in targets]
-        for watcher in self._watchers:
-            watcher.thread.start()
+        check_timing(period_s, timeout_s)
+        self._period_s, self._timeout_s = period_s, timeout_s
+        self._clock = clock or WallClock()
+        self._lock = threading.Lock()
+        self._watchers: dict[str, _Watcher] = {}
+        self.add(*targets)
+
+    def add(self, *targets: Target) -> None:
+        """Watch these as well, all or none; a name in use raises ConfigError."""
+        with self._lock:
+            names = [*self._watchers, *(t.name for t in targets)]
+            if len(names) > MAX_TARGETS:
+                raise ConfigError(f"{len(names)} targets; at most {MAX_TARGETS} are watched at once")
+            if len(set(names)) != len(names):
+                raise ConfigError(f"a target's name is used twice in {names}")
+            made = {t.name: _Watcher(t, self._period_s, self._timeout_s, self._clock) for t in targets}
+            self._watchers = {**self._watchers, **made}
+            for watcher in made.values():
+                watcher.thread.start()
+
+    def remove(self, name: str) -> bool:
+        """Stop watching; returns at once. False if there is no such target."""
+        with self._lock:
+            watcher = self._watchers.get(name)
+            if watcher is None:
+                return False
+            self._watchers = {k: w for k, w in self._watchers.items() if k != name}
+        watcher.stop.set()
+        return True
+
+    @property
+    def period_s(self) -> float:
+        """Time between two scrapes of one target, s."""
+        return self._period_s
+
+    def set_period(self, period_s: float) -> None:
+        """Scrape every `period_s` from the next scrape on; ConfigError if it is out of range."""
+        check_timing(period_s, self._timeout_s)
+        with self._lock:
+            self._period_s = period_s
+            for watcher in self._watchers.values():
+                watcher.period_s = period_s
 
     def states(self) -> tuple[TargetState, ...]:
         """The latest state of each target, without waiting."""
-        return tuple(w.state for w in self._watchers)
+        return tuple(w.state for w in self._watchers.values())
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Stop all threads; calling it twice is harmless."""
-        self._stop.set()
-        for watcher in self._watchers:
-            watcher.thread.join(timeout_s)
-
-
-def targets_from_prometheus(
-    base_url: str, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0
-) -> tuple[Target, ...]:
-    """Active targets that a Prometheus server scrapes (GET /api/v1/targets), one `Target` each.
-
-    The headers go to the Prometheus server only.
-
-    Raises:
-        ConfigError: if the server cannot be reached, answers otherwise, or scrapes nothing.
-    """
-    address = public_url(base_url)
-    try:
-        response = httpx.get(
-            base_url.rstrip("/") + "/api/v1/targets",
-            params={"state": "active"},
-            headers=dict(headers or {}),
-            timeout=timeout_s,
-            trust_env=False,
-        )
-        response.raise_for_status()
-        active = response.json()["data"]["activeTargets"]
-        found = [(str(t["labels"].get("instance") or t["scrapeUrl"]), str(t["scrapeUrl"])) for t in active]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{address} gave no list of targets ({type(error).__name__}); is it a Prometheus server?") from error
-    if not found:
-        raise ConfigError(f"{address} scrapes no active target; nothing to watch")
-    return tuple(Target(name=name, url=url) for name, url in found[:MAX_TARGETS])
+        """Stop all threads, waiting at most `timeout_s` for all of them; calling it twice is harmless."""
+        watchers = list(self._watchers.values())
+        for watcher in watchers:
+            watcher.stop.set()
+        end_s = self._clock.now() + timeout_s
+        for watcher in watchers:
+            if watcher.thread is not threading.current_thread():
+                watcher.thread.join(max(end_s - self._clock.now(), 0.0))
