@@ -20,6 +20,7 @@ import pandas as pd  # noqa: F401
 import pyarrow as pa  # noqa: F401
 import streamlit as st
 
+from core.attach.watch import close_watch
 from core.live import get_live
 from core.server.routes import routes
 
@@ -34,6 +35,7 @@ async def lifespan(_app: st.App) -> AsyncIterator[dict[str, object]]:
     try:
         yield {"live": live}
     finally:
+        close_watch()
         live.close()
 
 

@@ -131,7 +131,9 @@ class Books:
     def totals(self) -> Totals:
         """Counts since the start or the last reset."""
         now, base = self._all_counts(), self._base
-        return Totals(**{f.name: getattr(now, f.name) - getattr(base, f.name) for f in fields(Totals)})
+        counts = Totals(**{f.name: getattr(now, f.name) - getattr(base, f.name) for f in fields(Totals)})
+        work = self._telemetry.work
+        return replace(counts, flops=work.flops, read_bytes=work.read_bytes, write_bytes=work.write_bytes)
 
     def _all_counts(self) -> Totals:
         counts = self._scheduler.totals(self.worker_restarts)

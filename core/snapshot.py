@@ -170,6 +170,9 @@ class Totals:
     cached_tokens: int = 0
     queried_tokens: int = 0  # prompt tokens looked up in the prefix index
     worker_restarts: int = 0
+    flops: float = 0.0  # estimated by the cost model from the exact steps, as are the bytes
+    read_bytes: float = 0.0  # weights and KV
+    write_bytes: float = 0.0  # KV
 
 
 @dataclass(frozen=True, slots=True)

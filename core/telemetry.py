@@ -138,6 +138,21 @@ class RateWindow:
         self.sums = WindowSums()
 
 
+@dataclass(slots=True)
+class WorkSums:
+    """FLOPs and bytes of all steps since the start or the last reset."""
+
+    flops: float = 0.0
+    read_bytes: float = 0.0
+    write_bytes: float = 0.0
+
+    def add(self, record: StepRecord) -> None:
+        """Take a step in."""
+        self.flops += record.flops
+        self.read_bytes += record.weight_bytes + record.kv_read_bytes
+        self.write_bytes += record.kv_write_bytes
+
+
 class Telemetry:
     """History, windows and latencies of one engine.
 
@@ -151,6 +166,7 @@ class Telemetry:
         self.window = RateWindow(window_s)
         self.latency = LatencyTracker()
         self.ceilings: RooflineCeilings | None = None
+        self.work = WorkSums()
         self._requests: deque[RequestRecord] = deque()
         self._kept_gaps = 0
         self._recent: tuple[RequestRecord, ...] | None = ()
@@ -158,6 +174,7 @@ class Telemetry:
     def on_step(self, record: StepRecord, queried_tokens: int) -> None:
         """Take a finished step."""
         self.history.append(record)
+        self.work.add(record)
         self.window.add(record, queried_tokens)
         self.window.move_to(record.start_s + record.duration_s)
 
@@ -188,6 +205,7 @@ class Telemetry:
     def clear(self) -> None:
         """Forget steps, requests and latencies; the ceilings stay."""
         self.history.clear()
+        self.work = WorkSums()
         self.window.clear()
         self.latency = LatencyTracker()
         self._requests.clear()

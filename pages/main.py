@@ -25,6 +25,7 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("roofline.py", "Roofline", "show_chart"),
         ("latency.py", "Latency", "timer"),
         ("story.py", "Story", "timeline"),
+        ("attach.py", "Attach", "lan"),
     ),
     "Predict": (("what_if.py", "What-if", "tune"),),
     "Try": (

@@ -89,9 +89,10 @@ def _delta(word: str, earlier: ServerPage, later: ServerPage) -> float | None:
 
 
 def was_restarted(earlier: ServerPage, later: ServerPage) -> bool:
-    """True if the process is another one, or any counter fell."""
-    if earlier.process_start_s is not None and later.process_start_s is not None:
-        return later.process_start_s > earlier.process_start_s + 1.0
+    """True if the process is another one, or any counter fell (an engine that was reset inside its process)."""
+    starts = (earlier.process_start_s, later.process_start_s)
+    if starts[0] is not None and starts[1] is not None and starts[1] > starts[0] + 1.0:
+        return True
     return any(later.counters.get(word, value) < value for word, value in earlier.counters.items())
 
 

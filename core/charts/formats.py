@@ -45,6 +45,13 @@ def count(value: int | None) -> str:
     return NONE if value is None else _grouped(str(int(value)))
 
 
+def quantity(value: float | None) -> str:
+    """A number of things that may be a mean: whole numbers with all their digits, others to three figures."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    return count(round(value)) if abs(value - round(value)) < 1e-6 else figures(value)
+
+
 def si(value: float | None, unit: str = "", digits: int = 3) -> str:
     """A value with an SI prefix: 3.42 GFLOP/s."""
     if value is None or not math.isfinite(value):

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -20,6 +20,7 @@ from core.snapshot import EngineSnapshot
 
 LABELS = ("engine", "model_name")
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
+_LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 _TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -62,6 +63,9 @@ class _Pictures(Collector):
             ("vllm:generation_tokens", "Output tokens.", t.output_tokens),
             ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", t.queried_tokens),
             ("vllm:prefix_cache_hits", "Prompt tokens found there.", t.cached_tokens),
+            ("vllm:estimated_flops_per_gpu", "FLOPs of all steps, by their exact composition.", t.flops),
+            ("vllm:estimated_read_bytes_per_gpu", "Bytes of weights and KV read.", t.read_bytes),
+            ("vllm:estimated_write_bytes_per_gpu", "Bytes of KV written.", t.write_bytes),
         )
         for name, words, value in counters:
             counter = CounterMetricFamily(name, words, labels=LABELS)
@@ -92,8 +96,10 @@ class MetricsExporter:
         self._lock = threading.Lock()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Pictures(engine))
+        ProcessCollector(registry=self._registry)
         self._last_step = -1
         self._known: set[tuple[str, float]] = set()
+        self._begun: set[str] = set()  # live requests whose TTFT is in the histogram
 
         def histogram(name: str, words: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, words, LABELS, registry=self._registry, buckets=buckets)
@@ -103,6 +109,12 @@ class MetricsExporter:
         self._itl = histogram("vllm:inter_token_latency_seconds", "Gap between two output tokens, s.", _SECONDS)
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "Arrival to the last token, s.", _SECONDS)
         self._queue = histogram("vllm:request_queue_time_seconds", "Arrival to the first admission, s.", _SECONDS)
+        self._prefill = histogram("vllm:request_prefill_time_seconds", "First admission to the first token, s.", _SECONDS)
+        self._decode = histogram("vllm:request_decode_time_seconds", "First to the last token, s.", _SECONDS)
+        self._inference = histogram("vllm:request_inference_time_seconds", "First admission to the last token, s.", _SECONDS)
+        self._tpot = histogram("vllm:request_time_per_output_token_seconds", "Mean gap of a request, s.", _SECONDS)
+        self._prompt_length = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", _LENGTHS)
+        self._output_length = histogram("vllm:request_generation_tokens", "Output tokens of a request.", _LENGTHS)
         self._success = Counter(
             "vllm:request_success", "Finished requests by reason.", (*LABELS, "finished_reason"), registry=self._registry
         )
@@ -122,15 +134,24 @@ class MetricsExporter:
         for record in self._engine.history(self._last_step):
             iteration.observe(record.prefill_tokens + record.decode_tokens)
             self._last_step = max(self._last_step, record.step)
+        self._observe_first_tokens(s, labels)
         records = self._engine.requests()
         now_known = {(r.request_id, r.finished_s) for r in records}
         for r in records:
             if (r.request_id, r.finished_s) not in self._known:
                 self._observe(r, labels)
         self._known = now_known
+        self._begun &= {v.request_id for v in (*s.running, *s.preempted)}
+
+    def _observe_first_tokens(self, s: EngineSnapshot, labels: tuple[str, str]) -> None:
+        """TTFT of live requests: seen when it happens, not when the request ends."""
+        for view in (*s.running, *s.preempted):
+            if view.first_token_s is not None and view.request_id not in self._begun:
+                self._begun.add(view.request_id)
+                self._ttft.labels(*labels).observe(view.first_token_s - view.arrival_s)
 
     def _observe(self, r: RequestRecord, labels: tuple[str, str]) -> None:
-        if r.ttft_s is not None:
+        if r.ttft_s is not None and r.request_id not in self._begun:
             self._ttft.labels(*labels).observe(r.ttft_s)
         for gap in r.itl_s:
             self._itl.labels(*labels).observe(gap)
@@ -138,5 +159,19 @@ class MetricsExporter:
             self._queue.labels(*labels).observe(r.queue_s)
         if r.finish_reason in ("stop", "length", "capacity"):
             self._e2e.labels(*labels).observe(r.e2e_s)
+            self._prompt_length.labels(*labels).observe(r.prompt_tokens)
+            self._output_length.labels(*labels).observe(r.output_tokens)
+            self._observe_phases(r, labels)
         reason = {"capacity": "length", "cancelled": "abort", "deadline": "abort"}.get(r.finish_reason, r.finish_reason)
         self._success.labels(*labels, reason).inc()
+
+    def _observe_phases(self, r: RequestRecord, labels: tuple[str, str]) -> None:
+        """Where the time of a finished request went."""
+        if r.ttft_s is None:
+            return
+        queue_s = r.queue_s or 0.0
+        self._prefill.labels(*labels).observe(max(r.ttft_s - queue_s, 0.0))
+        self._decode.labels(*labels).observe(max(r.e2e_s - r.ttft_s, 0.0))
+        self._inference.labels(*labels).observe(max(r.e2e_s - queue_s, 0.0))
+        if r.tpot_s is not None:
+            self._tpot.labels(*labels).observe(r.tpot_s)

@@ -131,6 +131,12 @@ def numbered(items: Sequence[tuple[str, str]]) -> None:
     st.html(f'<ol class="bs-numbered">{rows}</ol>')
 
 
+def points(head: str, lines: Sequence[str]) -> None:
+    """A heading with short statements under it."""
+    rows = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+    st.html(f'<div class="bs-points"><b>{html.escape(head)}</b><ul>{rows}</ul></div>')
+
+
 def footer(text: str = "") -> None:
     """Last line of a page: units and conventions."""
     words = text or "GB = 10⁹ bytes, GiB = 2³⁰ bytes. A multiply-add is two operations. – means no value, not zero."

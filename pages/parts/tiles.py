@@ -32,4 +32,9 @@ def payload(tiles: Sequence[Tile]) -> list[dict[str, Any]]:
 
 def draw_tiles(snapshot: EngineSnapshot, history: Sequence[StepRecord], *, key: str = "tiles") -> None:
     """Draw the six tiles."""
-    _element.draw(payload(tiles_of(snapshot, history)), key=key)
+    show_tiles(tiles_of(snapshot, history), key=key)
+
+
+def show_tiles(tiles: Sequence[Tile], *, key: str) -> None:
+    """Draw any tiles."""
+    _element.draw(payload(tiles), key=key)
