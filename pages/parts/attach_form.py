@@ -83,6 +83,13 @@ def forget(watch: Watch, name: str) -> None:
     _guarded(lambda: watch.remove(name))
 
 
+def _take_secret(key: str) -> str:
+    """The secret of a form, which the session then holds no more."""
+    secret = str(st.session_state.get(key) or "")
+    st.session_state[key] = ""
+    return secret
+
+
 def _headers(secret: str) -> dict[str, str]:
     text = secret.strip()
     if not text:
@@ -93,7 +100,7 @@ def _headers(secret: str) -> dict[str, str]:
 def _add_server(watch: Watch) -> None:
     values = st.session_state
     address = str(values.get("attach_url") or "").strip()
-    secret = str(values.get("attach_secret") or "")
+    secret = _take_secret("attach_secret")
     seats = values.get("attach_seats")
 
     def run() -> None:
@@ -119,7 +126,7 @@ def _add_server(watch: Watch) -> None:
 def _add_prometheus(watch: Watch) -> None:
     values = st.session_state
     address = str(values.get("attach_prometheus") or "").strip()
-    secret = str(values.get("attach_prometheus_secret") or "")
+    secret = _take_secret("attach_prometheus_secret")
 
     def run() -> None:
         url = address if "//" in address else f"http://{address}"
