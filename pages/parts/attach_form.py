@@ -84,7 +84,7 @@ def forget(watch: Watch, name: str) -> None:
 
 
 def _take_secret(key: str) -> str:
-    """The secret of a form, which the session then holds no more."""
+    """A text of a form, which the session then holds no more."""
     secret = str(st.session_state.get(key) or "")
     st.session_state[key] = ""
     return secret
@@ -99,7 +99,7 @@ def _headers(secret: str) -> dict[str, str]:
 
 def _add_server(watch: Watch) -> None:
     values = st.session_state
-    address = str(values.get("attach_url") or "").strip()
+    address = _take_secret("attach_url").strip()  # an address may carry a key
     secret = _take_secret("attach_secret")
     seats = values.get("attach_seats")
 
@@ -125,7 +125,7 @@ def _add_server(watch: Watch) -> None:
 
 def _add_prometheus(watch: Watch) -> None:
     values = st.session_state
-    address = str(values.get("attach_prometheus") or "").strip()
+    address = _take_secret("attach_prometheus").strip()
     secret = _take_secret("attach_prometheus_secret")
 
     def run() -> None:
