@@ -9,16 +9,18 @@ waits for. A page polls `state`.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from core.clock import Clock, WallClock
 from core.commands import CommandResult
 from core.config import CacheConfig, SchedulerConfig
 from core.detectors import DETECTORS, Verdict
 from core.errors import BatchscopeError, ControlRefused
-from core.failure_modes import FailureMode
 from core.live import LiveEngine
 from core.load_spec import LoadSpec
+from core.outputs import RequestEvent
 from core.records import RequestRecord, StepRecord
 from core.run_summary import RunSummary, improvement, summarise
 
@@ -26,9 +28,42 @@ POLL_S = 0.05
 LIMIT_S = 240.0
 
 
+NOTHING_TO_FIND = Verdict("", False, None, None, 0.0, "", "a comparison of two configurations has no fault to find")
+
+
+class Transcript:
+    """Output tokens by request since the latest reset of the engine, told by its thread."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, list[int]] = {}
+        self._step = 0
+
+    def __call__(self, events: Sequence[RequestEvent]) -> None:
+        for event in events:
+            if event.step < self._step:  # steps are counted anew: the engine was reset
+                self._tokens = {}
+            self._step = event.step
+            if event.kind == "token" and event.token_id is not None:
+                self._tokens.setdefault(event.request_id, []).append(event.token_id)
+
+    def tokens(self) -> tuple[tuple[int, ...], ...]:
+        """One tuple a request, in order of submission (ids are numbered by it)."""
+        return tuple(tuple(ids) for _, ids in sorted(self._tokens.items(), key=lambda item: (len(item[0]), item[0])))
+
+
+def equal_outputs(first: RunResult, second: RunResult) -> tuple[int, int]:
+    """(requests whose tokens agree, requests compared)."""
+    pairs = list(zip(first.tokens, second.tokens, strict=False))
+    return sum(a == b for a, b in pairs), max(len(first.tokens), len(second.tokens))
+
+
 @dataclass(frozen=True)
 class RunResult:
-    """One of the two runs: its steps, its ended requests, what the detector says, and the summary."""
+    """One of the two runs: its steps, its ended requests, what the detector says, and the summary.
+
+    Attributes:
+        tokens: output token ids of each request, in the order in which the load made the requests.
+    """
 
     scheduler: SchedulerConfig
     cache: CacheConfig
@@ -37,6 +72,25 @@ class RunResult:
     requests: tuple[RequestRecord, ...]
     verdict: Verdict
     summary: RunSummary
+    tokens: tuple[tuple[int, ...], ...] = ()
+
+
+class Runs(Protocol):
+    """What may be run twice: a failure mode with its cure, or a fork with its two sides."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def detector(self) -> str: ...
+
+    @property
+    def compare(self) -> str: ...
+
+    def configs(self, cured: bool) -> tuple[SchedulerConfig, CacheConfig, LoadSpec]: ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +104,7 @@ class ComparisonState:
         improvement: how many times better the cured run is in the mode's figure.
     """
 
-    mode: FailureMode
+    mode: Runs
     phase: str = "before"
     done: int = 0
     total: int = 0
@@ -84,7 +138,7 @@ class Comparison:
     """
 
     def __init__(
-        self, live: LiveEngine, mode: FailureMode, *, session_id: str, cure_too: bool = True, clock: Clock | None = None
+        self, live: LiveEngine, mode: Runs, *, session_id: str, cure_too: bool = True, clock: Clock | None = None
     ) -> None:
         self._live = live
         self._session = session_id
@@ -152,11 +206,16 @@ class Comparison:
         total = load.total_requests or 0
         self.state = replace(self.state, done=0, total=total)
         live.heartbeat(session)
-        self._accepted(live.configure(session_id=session, scheduler=scheduler, cache=cache, load=load, reset=True, wait_s=30.0))
-        self._accepted(live.start(session_id=session))
-        records, requests = self._follow(total)
-        verdict = DETECTORS[self.state.mode.detector](records)
-        return RunResult(scheduler, cache, load, records, requests, verdict, summarise(records, requests))
+        heard = Transcript()
+        with live.listening(heard):
+            self._accepted(
+                live.configure(session_id=session, scheduler=scheduler, cache=cache, load=load, reset=True, wait_s=30.0)
+            )
+            self._accepted(live.start(session_id=session))
+            records, requests = self._follow(total)
+        detector = self.state.mode.detector
+        verdict = DETECTORS[detector](records) if detector else NOTHING_TO_FIND
+        return RunResult(scheduler, cache, load, records, requests, verdict, summarise(records, requests), heard.tokens())
 
     def _follow(self, total: int) -> tuple[tuple[StepRecord, ...], tuple[RequestRecord, ...]]:
         """Wait until every request of the load has ended."""

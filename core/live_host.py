@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from core.clock import PausableClock, StepClock, VirtualClock
 from core.config import CacheConfig, EngineConfig, SchedulerConfig
@@ -49,6 +49,7 @@ class EngineHost:
         config: the configuration of the present engine, or of the one that could not be built.
         paused: no step runs; time stands still on a clock that can be held.
         broken: why there is no engine, or why it must not step any more.
+        listeners: called in the engine's thread with the events of each step; they must only take notes.
         down: why the executor runs no step until it is revived.
     """
 
@@ -67,6 +68,7 @@ class EngineHost:
         self.board = board
         self.pictures = Pictures(board)
         self.driver = LoadDriver(self._submit_arrival, board.prompt_source)
+        self.listeners: list[Callable[[Sequence[RequestEvent]], None]] = []
         self.paused = paused
         self.broken = ""
         self.down = ""
@@ -191,6 +193,8 @@ class EngineHost:
             return False
         self.board.streams.on_events(events)
         self.driver.on_events(events)
+        for listener in tuple(self.listeners):
+            listener(events)
         self.publish(force=self.paused)
         return engine.records.last is not before or not engine.has_work()
 

@@ -6,7 +6,8 @@ lease()  acquire()  heartbeat()  release()  hand_over() a lock that the engine's
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from core.clock import WallClock
@@ -17,6 +18,7 @@ from core.live_board import Board
 from core.live_loop import EngineLoop
 from core.load_driver import LoadCounts
 from core.load_spec import LoadSpec
+from core.outputs import RequestEvent
 from core.records import RequestRecord, StepRecord
 from core.run_record import RunRecord
 from core.snapshot import EngineSnapshot
@@ -93,6 +95,15 @@ class LiveView:
     def steps_per_s(self) -> float | None:
         """The speed limit; None is as fast as it goes."""
         return self._loop.steps_per_s
+
+    @contextmanager
+    def listening(self, listener: Callable[[Sequence[RequestEvent]], None]) -> Iterator[None]:
+        """Have the events of each step told to `listener`, in the engine's thread; it must only take notes."""
+        self._host.listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._host.listeners.remove(listener)
 
     # -- control -------------------------------------------------------------------------------------------
 

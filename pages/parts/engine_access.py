@@ -20,10 +20,9 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from core import scenario_follow
 from core.clock import WallClock
-from core.comparison import Comparison
+from core.comparison import Comparison, Runs
 from core.control import AuditEntry
 from core.errors import BatchscopeError
-from core.failure_modes import FailureMode
 from core.load_spec import LoadSpec
 from core.records import RequestRecord, StepRecord
 from core.request import SamplingParams
@@ -266,8 +265,8 @@ class Access:
         """How following stands; None if no file is followed."""
         return scenario_follow.following(self._live)
 
-    def compare(self, mode: FailureMode) -> Comparison:
-        """Run a failure mode twice on the engine, sick and cured.
+    def compare(self, mode: Runs) -> Comparison:
+        """Run a load twice on the engine: a failure mode sick and cured, or a fork under its two configurations.
 
         Raises:
             ControlRefused: if another session has control.
