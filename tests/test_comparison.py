@@ -17,7 +17,16 @@ from core.live_defaults import build_engine
 
 pytestmark = pytest.mark.xdist_group("live_engine")
 
-CURED = ["ragged-tail", "padding-waste", "starvation", "memory-ceiling", "preemption-thrash", "batch-churn", "cache-thrash"]
+CURED = [
+    "ragged-tail",
+    "padding-waste",
+    "starvation",
+    "memory-ceiling",
+    "preemption-thrash",
+    "head-of-line",
+    "batch-churn",
+    "cache-thrash",
+]
 """Modes whose detector counts; the others time steps, which a tiny model makes too short to judge."""
 
 SETTINGS = SchedulerConfig(max_num_seqs=5)
