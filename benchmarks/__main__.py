@@ -6,7 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
-_HELPERS = {"__init__", "__main__", "report"}
+_HELPERS = {"__init__", "__main__", "dashboard", "report"}
 
 
 def names() -> list[str]:

@@ -91,7 +91,9 @@ class CommandQueue:
         if self._closed_reason:
             raise ControlRefused(self._closed_reason)
         if self._queue.qsize() >= self._max:
-            raise ControlRefused(f"{self._max} commands already wait for a step boundary; try again in a moment")
+            raise ControlRefused(
+                f"{self._max} commands already wait for a step boundary; try again in a moment", is_temporary=True
+            )
         self._queue.put(command)
         self.wake.set()
         self._refuse_late(command)

@@ -88,7 +88,15 @@ class ExportError(BatchscopeError):
 
 
 class ControlRefused(BatchscopeError):
-    """A command that this caller may not give, or that is above a stated limit."""
+    """A command that this caller may not give, or that is above a stated limit.
+
+    Attributes:
+        is_temporary: the same command may pass a moment later (a full queue, an engine that starts).
+    """
+
+    def __init__(self, message: str, *, is_temporary: bool = False) -> None:
+        super().__init__(message)
+        self.is_temporary = is_temporary
 
 
 class InvariantError(BatchscopeError, AssertionError):

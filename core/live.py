@@ -146,9 +146,13 @@ class LiveEngine(LiveView):
             engine, limits, streams = self._host.engine, self.limits, self._board.streams
             waiting = engine.scheduler.num_waiting
             if waiting >= limits.max_waiting:
-                raise ControlRefused(f"{waiting} requests wait already, the limit is {limits.max_waiting}; try again later")
+                raise ControlRefused(
+                    f"{waiting} requests wait already, the limit is {limits.max_waiting}; try again later", is_temporary=True
+                )
             if streams.num_open >= limits.max_streams:
-                raise ControlRefused(f"{limits.max_streams} answers are being written already; try again later")
+                raise ControlRefused(
+                    f"{limits.max_streams} answers are being written already; try again later", is_temporary=True
+                )
             accepted_id = engine.add_request(
                 ids,
                 params,

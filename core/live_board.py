@@ -132,7 +132,7 @@ class Board:
             ControlRefused: while there is none.
         """
         if self._engine is None:
-            raise ControlRefused("the engine is still starting; try again in a moment")
+            raise ControlRefused("the engine is still starting; try again in a moment", is_temporary=True)
         return self._engine
 
     def encode(self, text: str, *, with_bos: bool = True) -> list[int]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from core.attach.interval import compare
 from core.attach.page import parse_page
 from core.config import CacheConfig, EngineConfig, SchedulerConfig
 from core.live import LiveEngine
@@ -123,3 +125,77 @@ def test_models_health_and_metrics(client: TestClient, live: LiveEngine) -> None
     assert after.num_blocks == 128
     assert client.get("/v1/models").json()["data"][0]["id"] == live.latest().info.model_label
     assert client.get("/health").json()["state"] in ("running", "idle")
+
+
+def test_what_waiting_cannot_cure_is_a_400_and_what_it_can_is_a_429(live: LiveEngine) -> None:
+    with TestClient(Starlette(routes=routes(lambda: live))) as client:
+        too_many = client.post("/v1/completions", json={"prompt": [1], "max_tokens": live.limits.max_output_tokens + 1})
+        assert too_many.status_code == 400
+        assert "Retry-After" not in too_many.headers
+    held = live.limits
+    live.limits = replace(held, max_streams=1)
+    try:
+        with TestClient(Starlette(routes=routes(lambda: live))) as client:
+            full = client.post("/v1/completions", json={"prompt": [[1, 2], [3, 4]], "max_tokens": 200, **GREEDY})
+            assert full.status_code == 429, full.text
+            assert int(full.headers["Retry-After"]) >= 1
+            assert full.json()["error"]["type"] == "rate_limit_error"
+    finally:
+        live.limits = held
+    end_s = time.monotonic() + 10
+    while live.latest().num_running and time.monotonic() < end_s:
+        time.sleep(0.02)
+    assert live.latest().pool.live == 0, "the first prompt of the refused call was cancelled"
+
+
+def test_a_model_that_is_not_served_is_not_found(client: TestClient, live: LiveEngine) -> None:
+    name = live.latest().info.model_label  # type: ignore[union-attr]
+    assert client.post("/v1/completions", json={"model": name, "prompt": [1], "max_tokens": 1}).status_code == 200
+    other = client.post("/v1/completions", json={"model": "gpt-4", "prompt": [1], "max_tokens": 1})
+    assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
+    assert client.get(f"/v1/models/{name}").json()["max_model_len"] == 512
+    assert client.get("/v1/models/gpt-4").status_code == 404
+
+
+def test_the_role_comes_with_the_first_token_not_before(client: TestClient, live: LiveEngine) -> None:
+    call = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "stream": True, **GREEDY}
+    answer = client.post("/v1/chat/completions", json=call)
+    if answer.status_code == 400:
+        pytest.skip("the tiny model has no chat template")
+    parts = events(answer.text)
+    assert parts[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert sum("role" in p["choices"][0]["delta"] for p in parts) == 1
+
+
+def test_the_metrics_count_work_lengths_and_first_tokens_of_live_requests(client: TestClient, live: LiveEngine) -> None:
+    before = parse_page(client.get("/metrics").text)
+    client.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 9, **GREEDY})
+    end_s = time.monotonic() + 10
+    while live.latest().num_running and time.monotonic() < end_s:
+        time.sleep(0.02)
+    text = client.get("/metrics").text
+    after = parse_page(text)
+    ran = live.history(-1)
+    assert after.counters["flops"] - before.counters["flops"] > 0
+    assert after.counters["flops"] == pytest.approx(sum(r.flops for r in ran))
+    assert after.counters["read_bytes"] == pytest.approx(sum(r.weight_bytes + r.kv_read_bytes for r in ran))
+    assert after.counters["write_bytes"] == pytest.approx(sum(r.kv_write_bytes for r in ran))
+    lengths = after.histograms["output_length"].minus(before.histograms.get("output_length"))
+    assert (lengths.count, lengths.total) == (1, 9)
+    assert after.process_start_s is not None
+    for name in ("request_prefill_time_seconds", "request_decode_time_seconds", "request_inference_time_seconds"):
+        assert f"vllm:{name}_count" in text
+
+
+def test_the_own_page_gives_a_dot_that_is_not_derived(client: TestClient, live: LiveEngine) -> None:
+    first = parse_page(client.get("/metrics").text)
+    client.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 9, **GREEDY})
+    end_s = time.monotonic() + 10
+    while live.latest().num_running and time.monotonic() < end_s:
+        time.sleep(0.02)
+    interval = compare(0.0, first, 2.0, parse_page(client.get("/metrics").text))
+    assert not interval.derived
+    assert interval.output_tokens == 9
+    assert interval.steps == pytest.approx(9)
+    assert interval.ttft.count == 1
+    assert interval.intensity is not None

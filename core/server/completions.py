@@ -20,18 +20,21 @@ from typing import Any, Protocol
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from core.commands import CommandResult
 from core.control import LOCAL
 from core.errors import BatchscopeError, ControlRefused, RefusalReason, RequestRefused, UnknownRequest
 from core.request import SamplingParams
+from core.server.answers import Answer, EventStream, api_error, delta, event, finish_reason, logprobs_of
 from core.server.schemas import ApiError, CompletionCall, parse_call
 from core.snapshot import EngineSnapshot
 from core.streams import RequestStream, StreamPiece
 
 MAX_BODY_BYTES = 4 * 2**20
 RETRY_AFTER_S = 2
+SUBMIT_WAIT_S = 60.0
+"""How long a submission waits for the end of a step; commands are taken at step boundaries, paused or not."""
 
 
 class ServingEngine(Protocol):
@@ -50,6 +53,7 @@ class ServingEngine(Protocol):
         tenant: str = "default",
         priority: int = 0,
         source: str = "prompt",
+        wait_s: float = SUBMIT_WAIT_S,
     ) -> CommandResult: ...
 
     def cancel(self, request_id: str, *, session_id: str) -> CommandResult: ...
@@ -68,46 +72,18 @@ class _Choice:
     tokens: int = 0
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What all parts of one answer share."""
-
-    call: CompletionCall
-    id: str
-    created: int
-    model: str
-
-    @property
-    def kind(self) -> str:
-        if not self.call.chat:
-            return "text_completion"
-        return "chat.completion.chunk" if self.call.stream else "chat.completion"
-
-    def frame(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> dict[str, Any]:
-        """The object round the choices."""
-        body: dict[str, Any] = {
-            "id": self.id,
-            "object": self.kind,
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        }
-        if usage is not None:
-            body["usage"] = usage
-        return body
-
-
-def api_error(error: ApiError) -> JSONResponse:
-    """The error as an HTTP answer."""
-    headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s else None
-    return JSONResponse(error.body(), status_code=error.status, headers=headers)
+def check_model(asked: str, served: str) -> None:
+    """Raise ApiError 404 for a model that is not the one served; no name is any model."""
+    if asked and asked != served:
+        message = f"the model {asked!r} does not exist here; this server serves {served!r}"
+        raise ApiError(404, message, kind="invalid_request_error", param="model", code="model_not_found")
 
 
 def _refused(error: BatchscopeError) -> ApiError:
     """An engine's refusal in OpenAI's form: 429 where waiting helps, 400 where it does not."""
     if isinstance(error, RequestRefused) and error.reason is RefusalReason.QUEUE_FULL:
         return ApiError(429, str(error), kind="rate_limit_error", retry_after_s=RETRY_AFTER_S)
-    if isinstance(error, ControlRefused):
+    if isinstance(error, ControlRefused) and error.is_temporary:
         return ApiError(429, str(error), kind="rate_limit_error", retry_after_s=RETRY_AFTER_S)
     return ApiError(400, str(error))
 
@@ -160,13 +136,13 @@ class Completions:
             info = self._engine.latest().info
             if info is None:
                 raise ApiError(503, "the model is still loading; try again shortly", kind="server_error", retry_after_s=5)
+            check_model(call.model, info.model_label)
             choices = await self._submit_all(call)
         except ApiError as error:
             return api_error(error)
-        answer = _Answer(call, ("chat" if chat else "") + self._ids(), int(self._unix_time()), call.model or info.model_label)
+        answer = Answer(call, ("chat" if chat else "") + self._ids(), int(self._unix_time()), call.model or info.model_label)
         if call.stream:
-            events = self._events(answer, choices)
-            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+            return EventStream(self._events(answer, choices), lambda: self._cancel(choices))
         return await self._whole(request, answer, choices)
 
     async def _submit_all(self, call: CompletionCall) -> list[_Choice]:
@@ -192,17 +168,21 @@ class Completions:
 
     def _submit_one(self, prompt: dict[str, Any], sampling: SamplingParams, call: CompletionCall) -> str:
         result = self._engine.submit(
-            **prompt, session_id=LOCAL, sampling=sampling, tenant=call.tenant, priority=call.priority, source="api"
+            **prompt,
+            session_id=LOCAL,
+            sampling=sampling,
+            tenant=call.tenant,
+            priority=call.priority,
+            source="api",
+            wait_s=SUBMIT_WAIT_S,
         )
         if result.accepted:
             return str(result.value)
         if isinstance(result.value, BatchscopeError):
             raise result.value
-        if result.outcome.value == "waiting":
-            raise ApiError(
-                503, "the engine is paused; start it in the dashboard", kind="server_error", retry_after_s=RETRY_AFTER_S
-            )
-        raise ApiError(400, result.message)
+        waiting = result.outcome.value == "waiting"
+        words = f"no step ended within {SUBMIT_WAIT_S:.0f} s" if waiting else result.message
+        raise ApiError(503, words, kind="server_error", retry_after_s=RETRY_AFTER_S)
 
     async def _cancel(self, choices: Sequence[_Choice]) -> None:
         for choice in choices:
@@ -216,7 +196,7 @@ class Completions:
 
     # -- answers -------------------------------------------------------------------------------------------
 
-    async def _whole(self, request: Request, answer: _Answer, choices: list[_Choice]) -> Response:
+    async def _whole(self, request: Request, answer: Answer, choices: list[_Choice]) -> Response:
         """Wait for every choice; a client that leaves before cancels them."""
         everything = asyncio.ensure_future(self._wait_all(choices))
         gone = asyncio.ensure_future(_disconnected(request))
@@ -241,12 +221,12 @@ class Completions:
             async for _ in _pieces(choice.stream):
                 pass
 
-    def _whole_choice(self, answer: _Answer, choice: _Choice) -> dict[str, Any]:
+    def _whole_choice(self, answer: Answer, choice: _Choice) -> dict[str, Any]:
         pieces, _ = choice.stream.since(0)
         text = "".join(p.text for p in pieces)
         choice.tokens = sum(p.token_id is not None for p in pieces)
-        body: dict[str, Any] = {"index": choice.index, "finish_reason": _finish_reason(choice.stream)}
-        body["logprobs"] = _logprobs(answer.call, pieces)
+        body: dict[str, Any] = {"index": choice.index, "finish_reason": finish_reason(choice.stream)}
+        body["logprobs"] = logprobs_of(answer.call, pieces)
         if answer.call.chat:
             body["message"] = {"role": "assistant", "content": text}
         else:
@@ -254,8 +234,8 @@ class Completions:
             body["text"] = (prompt if answer.call.echo and isinstance(prompt, str) else "") + text
         return body
 
-    async def _events(self, answer: _Answer, choices: list[_Choice]) -> AsyncIterator[str]:
-        """Server-sent events of all choices as they come; cancels what is left when the client goes away."""
+    async def _events(self, answer: Answer, choices: list[_Choice]) -> AsyncIterator[str]:
+        """Server-sent events of all choices as they come; a chat's role goes out with its first token, as vLLM's does."""
         inbox: asyncio.Queue[tuple[_Choice, list[StreamPiece] | None]] = asyncio.Queue()
 
         async def forward(choice: _Choice) -> None:
@@ -265,28 +245,28 @@ class Completions:
 
         tasks = [asyncio.ensure_future(forward(c)) for c in choices]
         try:
-            if answer.call.chat:
-                for choice in choices:
-                    yield _event(answer.frame([_delta(answer, choice, {"role": "assistant", "content": ""}, None, None)]))
+            begun: set[int] = set()
             left = len(choices)
             while left:
                 choice, pieces = await inbox.get()
+                if answer.call.chat and choice.index not in begun:
+                    begun.add(choice.index)
+                    yield event(answer.frame([delta(answer, choice.index, {"role": "assistant", "content": ""}, None, None)]))
                 if pieces is None:
                     left -= 1
                     empty = {} if answer.call.chat else ""
-                    yield _event(answer.frame([_delta(answer, choice, empty, _finish_reason(choice.stream), None)]))
+                    yield event(answer.frame([delta(answer, choice.index, empty, finish_reason(choice.stream), None)]))
                     continue
                 for piece in pieces:
                     choice.tokens += piece.token_id is not None
                     content = {"content": piece.text} if answer.call.chat else piece.text
-                    yield _event(answer.frame([_delta(answer, choice, content, None, _logprobs(answer.call, [piece]))]))
+                    yield event(answer.frame([delta(answer, choice.index, content, None, logprobs_of(answer.call, [piece]))]))
             if answer.call.include_usage:
-                yield _event(answer.frame([], await self._usage(answer.call, choices)))
+                yield event(answer.frame([], await self._usage(answer.call, choices)))
             yield "data: [DONE]\n\n"
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.shield(self._cancel(choices))
 
     async def _usage(self, call: CompletionCall, choices: Sequence[_Choice]) -> dict[str, int]:
         """Token counts; a prompt that was asked n times counts once, as OpenAI counts it."""
@@ -326,46 +306,3 @@ async def _pieces(stream: RequestStream) -> AsyncIterator[list[StreamPiece]]:
             await changed.wait()
     finally:
         stop()
-
-
-def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, separators=(',', ':'), ensure_ascii=False)}\n\n"
-
-
-def _finish_reason(stream: RequestStream) -> str | None:
-    """OpenAI knows stop and length; an end for lack of room is a length, too."""
-    if stream.end is None:
-        return None
-    return {"stop": "stop", "length": "length", "capacity": "length"}.get(stream.end.reason, stream.end.reason)
-
-
-def _delta(answer: _Answer, choice: _Choice, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
-    body: dict[str, Any] = {"index": choice.index, "finish_reason": reason, "logprobs": logprobs}
-    body["delta" if answer.call.chat else "text"] = content
-    return body
-
-
-def _logprobs(call: CompletionCall, pieces: Sequence[StreamPiece]) -> dict[str, Any] | None:
-    """Log-probabilities in the form of the call; tokens are named "token_id:N", which no text can be mistaken for."""
-    if call.logprobs is None:
-        return None
-    found = [(p, p.logprobs) for p in pieces if p.logprobs is not None]
-    most = call.logprobs
-    if call.chat:
-        content = [
-            {
-                "token": p.text,
-                "logprob": lp.logprob,
-                "bytes": list(p.text.encode()),
-                "top_logprobs": [{"token": f"token_id:{t}", "logprob": v, "bytes": None} for t, v in lp.top[:most]],
-            }
-            for p, lp in found
-        ]
-        return {"content": content}
-    offsets = list(itertools.accumulate((len(p.text) for p, _ in found), initial=0))[: len(found)]
-    return {
-        "tokens": [p.text for p, _ in found],
-        "token_logprobs": [lp.logprob for _, lp in found],
-        "top_logprobs": [{f"token_id:{t}": v for t, v in lp.top[:most]} for _, lp in found],
-        "text_offset": offsets,
-    }

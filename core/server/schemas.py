@@ -26,21 +26,30 @@ class ApiError(BatchscopeError):
     Attributes:
         status: HTTP status.
         param: the field of the body that is wrong, or None.
-        retry_after_s: value of Retry-After, for 429.
+        retry_after_s: value of Retry-After, for 429 and 503.
+        code: a word for programs, e.g. "model_not_found".
     """
 
     def __init__(
-        self, status: int, message: str, *, kind: str = "invalid_request_error", param: str | None = None, retry_after_s: int = 0
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        retry_after_s: int = 0,
+        code: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
         self.param = param
         self.retry_after_s = retry_after_s
+        self.code = code
 
     def body(self) -> dict[str, Any]:
         """The JSON body."""
-        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": None}}
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
 
 @dataclass(frozen=True)
