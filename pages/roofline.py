@@ -165,13 +165,13 @@ def _facts(view: View) -> None:
 
 def _intensity(history: Sequence[StepRecord]) -> None:
     ground = frame.theme()
-    rows = table(step_cost.intensity_frame(history))
+    rows = step_cost.intensity_frame(history)
     how = f"FLOP/B above, requests in the step below. {kv.HOW_TO_ZOOM}"
     frame.figure_head("How do intensity and batch move together?", frame.span_of(history), how=how)
     spec = step_cost.by_step_spec(ground, "intensity", "FLOP/B", ground.text)
-    frame.chart(rows, spec, key="intensity", alt="Arithmetic intensity by step")
+    frame.chart(table(rows[["step", "intensity"]]), spec, key="intensity", alt="Arithmetic intensity by step")
     spec = step_cost.by_step_spec(ground, "rows", "requests", style.colour("decode", ground))
-    frame.chart(rows, spec, key="batch", alt="Requests in the step, by step")
+    frame.chart(table(rows[["step", "rows"]]), spec, key="batch", alt="Requests in the step, by step")
 
 
 def _bytes(history: Sequence[StepRecord]) -> None:

@@ -42,7 +42,6 @@ def _xy() -> dict[str, Any]:
 
 
 def _ceiling_layers(theme: style.Theme) -> list[Spec]:
-    xy: Spec = _xy()
     dash: Spec = {
         "field": "kind",
         "type": "nominal",
@@ -64,12 +63,12 @@ def _ceiling_layers(theme: style.Theme) -> list[Spec]:
             "data": {"name": "ceilings"},
             "transform": [{"filter": f"datum.label != '' && datum.side == '{side}'"}],
             "mark": {"type": "text", **words, **place},
-            "encoding": {**xy, "text": {"field": "label", "type": "nominal"}},
+            "encoding": {"text": {"field": "label", "type": "nominal"}},
         }
         for side, place in _NAME_PLACES.items()
     ]
     return [
-        {"data": {"name": "corners"}, "mark": {"type": "point", "opacity": 0}, "encoding": xy},
+        {"data": {"name": "corners"}, "mark": {"type": "point", "opacity": 0}},
         {
             "data": {"name": "ceilings"},
             "params": [
@@ -80,29 +79,28 @@ def _ceiling_layers(theme: style.Theme) -> list[Spec]:
                 }
             ],
             "mark": {"type": "line", "color": theme.text, "strokeWidth": 1.3, "opacity": 0.85},
-            "encoding": {**xy, "detail": {"field": "name", "type": "nominal"}, "strokeDash": dash},
+            "encoding": {"detail": {"field": "name", "type": "nominal"}, "strokeDash": dash},
         },
         *names,
         {
             "data": {"name": "ridges"},
             "mark": {"type": "rule", "color": theme.line, "strokeDash": [2, 3]},
-            "encoding": {**xy, "y2": {"value": {"expr": "height"}}},
+            "encoding": {"y2": {"value": {"expr": "height"}}},
         },
         {
             "data": {"name": "ridges"},
             "mark": {"type": "text", **words, "align": "left", "angle": 270, "dx": 6, "dy": -8},
-            "encoding": {"x": xy["x"], "y": {"value": {"expr": "height"}}, "text": {"field": "label", "type": "nominal"}},
+            "encoding": {"y": {"value": {"expr": "height"}}, "text": {"field": "label", "type": "nominal"}},
         },
         {
             "data": {"name": "curve"},
             "mark": {"type": "line", "color": style.colour("decode", theme), "strokeWidth": 2},
-            "encoding": {**xy, "strokeDash": dash},
+            "encoding": {"strokeDash": dash},
         },
     ]
 
 
 def _dot_layers(theme: style.Theme) -> list[Spec]:
-    xy = _xy()
     shape = {
         "field": "mix",
         "type": "nominal",
@@ -144,7 +142,6 @@ def _dot_layers(theme: style.Theme) -> list[Spec]:
             "transform": _MIX,
             "mark": {"type": "point", "filled": True, "size": 38, "clip": True},
             "encoding": {
-                **xy,
                 "color": colour,
                 "shape": shape,
                 "opacity": fade,
@@ -157,7 +154,6 @@ def _dot_layers(theme: style.Theme) -> list[Spec]:
             "transform": [{"filter": "datum.label != ''"}],
             "mark": {"type": "point", "filled": True, "size": 18, "color": theme.text, "clip": True},
             "encoding": {
-                **xy,
                 "tooltip": [
                     {"field": "batch", "type": "quantitative", "title": "predicted, batch"},
                     {"field": "intensity", "type": "quantitative", "format": ".3~g", "title": "FLOP/B"},
@@ -170,13 +166,13 @@ def _dot_layers(theme: style.Theme) -> list[Spec]:
             "data": {"name": "curve"},
             "transform": [{"filter": "datum.label != ''"}],
             "mark": {"type": "text", "align": "right", "dx": -6, "dy": -6, "color": theme.text, "fontSize": 10, "clip": True},
-            "encoding": {**xy, "text": {"field": "label", "type": "nominal"}},
+            "encoding": {"text": {"field": "label", "type": "nominal"}},
         },
         {
             "data": {"name": "dots"},
             "transform": [*_MIX, {"filter": "datum.age == 0"}],
             "mark": {"type": "point", "filled": False, "size": 190, "strokeWidth": 2, "color": theme.text, "clip": True},
-            "encoding": {**xy, "tooltip": tip},
+            "encoding": {"tooltip": tip},
         },
     ]  # fmt: skip
 
@@ -187,6 +183,7 @@ def roofline_spec(theme: style.Theme, height: int = 430) -> Spec:
     return {
         **base(theme, height),
         "padding": {"left": 4, "right": 22, "top": 4, "bottom": 4},
+        "encoding": _xy(),
         "layer": [*_ceiling_layers(theme), *_dot_layers(theme)],
         "usermeta": {"embedOptions": {"renderer": "canvas"}},
     }

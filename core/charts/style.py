@@ -125,7 +125,7 @@ def kind_scale() -> dict[str, Any]:
 
 def vega_config(theme: Theme) -> dict[str, Any]:
     """The `config` block of every Vega-Lite specification: thin lines, quiet axes, no frame, transparent ground."""
-    label = {"labelColor": theme.muted, "titleColor": theme.muted, "labelFont": FONT, "titleFont": FONT}
+    label = {"labelColor": theme.muted, "titleColor": theme.muted}
     return {
         "background": theme.ground if theme.name == "print" else "transparent",
         "font": FONT,
@@ -165,17 +165,15 @@ def vega_config(theme: Theme) -> dict[str, Any]:
         },
         "title": {
             "color": theme.text,
-            "font": FONT,
             "fontSize": 13,
             "fontWeight": 600,
             "anchor": "start",
             "offset": 8,
             "subtitleColor": theme.muted,
             "subtitleFontSize": 11,
-            "subtitleFont": FONT,
             "subtitlePadding": 4,
         },
-        "text": {"color": theme.text, "font": FONT, "fontSize": 11},
+        "text": {"color": theme.text, "fontSize": 11},
         "line": {"strokeWidth": 1.4, "color": theme.decode},
         "rule": {"strokeWidth": 1, "color": theme.muted},
         "point": {"strokeWidth": 1},

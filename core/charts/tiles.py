@@ -5,7 +5,7 @@
     ~~~/\\~~        340 ms p95      55 ms p95       ~~~~~~              ~~~           ~~~
 
 The value comes from the snapshot (its window is stated); the line is computed from the records of the last steps,
-thinned to at most 60 points, so tile and line agree but the line is finer.
+thinned to at most 48 points, so tile and line agree but the line is finer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from core.charts import formats
 from core.records import RequestRecord, StepRecord
 from core.snapshot import EngineSnapshot, Percentiles
 
-POINTS = 60
+POINTS = 48
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from pages.parts.element import LiveElement, trigger
 
 KEY = "request_sets"
 CHOSEN = "request"
-MAX_WAITING = 40
-MAX_ENDED = 20
+MAX_WAITING = 30
+MAX_ENDED = 12
 MAX_TAIL = 240
 _element = LiveElement("request_sets")
 
