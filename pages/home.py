@@ -19,6 +19,7 @@ from pages.parts.tiles import draw_tiles
 HERE = Path(__file__).resolve().parent
 HEIGHT = 360
 QUESTIONS = (
+    ("tour.py", "Tour: from one sequence to the ceiling", "tour"),
     ("live.py", "What is in the batch right now?", "stacked_bar_chart"),
     ("kv_blocks.py", "Who holds which KV block?", "grid_view"),
     ("roofline.py", "Which ceiling do the steps run into?", "show_chart"),

@@ -62,6 +62,7 @@ def _histograms(digest: figures.Digest, kind: str) -> None:
         _span(digest.records, kind),
         how="Requests (for ITL: gaps) by time on a logarithmic axis, stacked by tenant. Lines: p50, p95 and p99 of all.",
     )
+    frame.legend(list(zip(sorted(set(digest.names.values())), figures.CATEGORIES, strict=False)))
     for column, (metric, (name, meaning)) in zip(st.columns(4, gap="medium"), figures.METRICS.items(), strict=True):
         found = digest.overall(metric)
         with column:
@@ -90,10 +91,10 @@ def _attained(snapshot: EngineSnapshot, records: Sequence[RequestRecord], ttft_s
     facts(
         (
             ("SLO attainment", formats.percent(found.share), promise),
-            ("Goodput", formats.rate(found.goodput_per_s, "req"), f"{found.met} in {formats.seconds(found.span_s)}"),
+            ("Goodput", f"{formats.figures(found.goodput_per_s)} req/s", f"{found.met} in {formats.seconds(found.span_s)}"),
             ("TTFT met alone", formats.percent(attainment(records, ttft_s, None).share), "first token in time"),
             ("ITL met alone", formats.percent(attainment(records, None, itl_s).share), "no gap too long"),
-            ("Finished", formats.rate(snapshot.kpis.requests_per_s, "req"), f"last {formats.seconds(snapshot.kpis.window_s)}"),
+            ("Finished", f"{formats.figures(snapshot.kpis.requests_per_s)} req/s", f"last {formats.seconds(snapshot.kpis.window_s)}"),
         )
     )  # fmt: skip
 

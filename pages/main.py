@@ -20,6 +20,7 @@ SIDEBAR_PX = 232
 SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Watch": (
         ("home.py", "Home", "home"),
+        ("tour.py", "Tour", "tour"),
         ("live.py", "Live", "stacked_bar_chart"),
         ("kv_blocks.py", "KV blocks", "grid_view"),
         ("roofline.py", "Roofline", "show_chart"),

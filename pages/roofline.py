@@ -29,7 +29,7 @@ DEVICES = (HERE, *(d.name for d in DEVICE_PRESETS))
 PUBLISHED = "H100 SXM"
 GROUP_STEPS = 2000
 LINE_STEPS = 300
-TABS = ("Intensity and batch", "Bytes by step", "Host time", "Intensity by batch size")
+TABS = ("Intensity and batch", "Bytes by step", "Useful and wasted", "Host time", "Intensity by batch size")
 HERO_HEIGHT = 430
 
 
@@ -182,6 +182,21 @@ def _bytes(history: Sequence[StepRecord]) -> None:
     frame.chart(table(step_cost.bytes_frame(history)), spec, key="bytes", alt=alt)
 
 
+def _useful(history: Sequence[StepRecord]) -> None:
+    """What of a step's work and traffic served a token: all of it, but for the padding and held rows of a fixed batch."""
+    flops = sum(r.flops for r in history)
+    share = sum(r.useful_flops for r in history) / flops if flops else None
+    frame.figure_head(
+        "How much of the work is of use?",
+        frame.span_of(history),
+        how=f"{formats.percent(share)} of the FLOPs of these steps. Grey: padding, and rows held after their end.",
+    )
+    for part, title, unit in (("flops", "FLOPs a step", "~s"), ("kv", "KV bytes a step", "~s")):
+        spec = step_cost.stacked_spec(frame.theme(), step_cost.USE_PARTS, title, unit, 150)
+        data = table(step_cost.use_frame(history, part))
+        frame.chart(data, spec, key=f"useful_{part}", alt=f"{title}: useful and wasted, stacked")
+
+
 def _host(history: Sequence[StepRecord], share: float) -> None:
     frame.figure_head(
         "How long does the host hold the device up?",
@@ -211,6 +226,7 @@ def _details(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     drawings = (
         lambda: _intensity(recent),
         lambda: _bytes(recent),
+        lambda: _useful(recent),
         lambda: _host(recent, snapshot.kpis.host_share),
         lambda: _by_batch(snapshot, history),
     )

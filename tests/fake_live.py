@@ -172,5 +172,11 @@ class FakeLive:
         self.load = replace_knobs(self.load or LoadSpec(), **knobs) if on else None
         return self._note("set_load", session_id, **knobs)
 
+    def configure(self, *, session_id: str = LOCAL, wait_s: float = 2.0, **changes: Any) -> CommandResult:
+        self.control.check(session_id)
+        self.load = changes.get("load", self.load)
+        self.run.scheduler = changes.get("scheduler") or self.run.scheduler
+        return self._note("configure", session_id, **changes)
+
     def set_model(self, *, session_id: str = LOCAL, wait_s: float = 2.0, **knobs: Any) -> CommandResult:
         return self._note("set_model", session_id, **knobs)

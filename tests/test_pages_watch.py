@@ -23,7 +23,7 @@ HARNESS = """
 import streamlit as st
 from pathlib import Path
 
-files = [Path({root!r}) / "pages" / f"{{name}}.py" for name in ("home", "live", "kv_blocks", "roofline", "prompt")]
+files = [Path({root!r}) / "pages" / f"{{name}}.py" for name in ("home", "tour", "live", "kv_blocks", "roofline", "prompt")]
 st.navigation([st.Page(file, default=file.stem == {first!r}) for file in files]).run()
 """
 

@@ -38,7 +38,12 @@ function buildBar(root) {
   bar.rate.addEventListener("change", () => bar.component.setTriggerValue("rate", bar.rate.value));
   bar.cost = make("span", "cost");
   bar.cost.title = "Python time of the latest tick of this page";
-  right.append(bar.age, bar.cost, bar.role, bar.rate);
+  const keys = make("button", "keys", "?");
+  keys.type = "button";
+  keys.title = "Keyboard shortcuts";
+  keys.setAttribute("aria-label", "Keyboard shortcuts");
+  keys.addEventListener("click", () => scope.help());
+  right.append(bar.age, bar.cost, bar.role, bar.rate, keys);
   root.append(controls, bar.line, right);
   root.setAttribute("role", "region");
   root.setAttribute("aria-label", "Engine status");
@@ -88,6 +93,7 @@ function draw_status_bar(component, root) {
   const bar = root.bar ?? buildBar(root);
   const data = component.data;
   bar.component = component;
+  (scope.doors ??= {}).bar = bar;
   bar.data = data;
   bar.at = performance.now();
   say(bar.state, data.state);

@@ -18,6 +18,7 @@ from core.records import StepRecord
 from core.roofline import decode_sums
 
 BYTE_PARTS = ("weights", "KV read", "KV written", "swapped")
+USE_PARTS = ("useful", "padding and held rows")
 HOST_PARTS = ("schedule", "prepare", "sample", "transfer", "update", "other")
 
 
@@ -51,6 +52,16 @@ def bytes_frame(history: Sequence[StepRecord]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["step", *BYTE_PARTS])
 
 
+def use_frame(history: Sequence[StepRecord], what: str) -> pd.DataFrame:
+    """Columns step and `USE_PARTS`: FLOPs ("flops"), or bytes of KV read and written ("kv", whose weights are left out)."""
+    rows = []
+    for r in history:
+        whole = r.flops if what == "flops" else r.kv_read_bytes + r.kv_write_bytes
+        useful = r.useful_flops if what == "flops" else max(r.useful_bytes - r.weight_bytes, 0.0)
+        rows.append((r.step, min(useful, whole), max(whole - useful, 0.0)))
+    return pd.DataFrame(rows, columns=["step", *USE_PARTS])
+
+
 def host_frame(history: Sequence[StepRecord]) -> pd.DataFrame:
     """Columns step and one for each of `HOST_PARTS`, microseconds; "other" is what none of the timers covers."""
     rows = []
@@ -70,6 +81,8 @@ def stacked_spec(theme: style.Theme, parts: tuple[str, ...], title: str, axis: s
     labels = {"labelExpr": GROUPED} if axis == "whole" else {"format": axis}
     ramp = style.VIRIDIS
     shades = [ramp[2 + round(k * (len(ramp) - 3) / max(len(parts) - 1, 1))] for k in range(len(parts))]
+    if parts == USE_PARTS:
+        shades = [style.colour("useful", theme), style.colour("wasted", theme)]
     names = ", ".join(f"'{p}'" for p in parts)
     return {
         **base(theme, height),

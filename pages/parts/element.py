@@ -21,7 +21,7 @@ from zlib import crc32
 import streamlit as st
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets" / "components"
-SHARED_SCRIPT = "shared.js"
+SHARED_SCRIPTS = ("shared.js", "keys.js")
 _registered: dict[str, LiveElement] = {}
 
 _BRIDGE = """export default (c) => {
@@ -70,8 +70,8 @@ def squeeze(source: str) -> str:
 @lru_cache(maxsize=8)
 def _all_programs(names: tuple[str, ...]) -> Callable[..., Any]:
     """One component with the programs of these elements, named by its text: an edited file is another component."""
-    shared = squeeze((ASSETS / SHARED_SCRIPT).read_text("utf-8"))
-    script = "\n".join([shared, *(_registered[name].program() for name in names), "export default () => {};"])
+    shared = [squeeze((ASSETS / name).read_text("utf-8")) for name in SHARED_SCRIPTS]
+    script = "\n".join([*shared, *(_registered[name].program() for name in names), "export default () => {};"])
     mount: Callable[..., Any] = st.components.v2.component(f"batchscope_programs_{crc32(script.encode()):08x}", js=script)
     return mount
 

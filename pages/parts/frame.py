@@ -23,9 +23,10 @@ from core.snapshot import EngineSnapshot
 _SHEET = Path(__file__).resolve().parents[2] / "assets" / "page.css"
 
 
-@lru_cache(maxsize=1)
-def _style_tag() -> str:
-    return f"<style>\n{_SHEET.read_text('utf-8')}\n</style>"
+@lru_cache(maxsize=4)
+def _style_tag(ground: style.Theme) -> str:
+    tones = f":root {{ --bs-ground: {ground.ground}; --bs-panel: {ground.panel}; }}"
+    return f"<style>\n{tones}\n{_SHEET.read_text('utf-8')}\n</style>"
 
 
 def page_style() -> None:
@@ -34,7 +35,7 @@ def page_style() -> None:
     It travels with an (empty) piece of content: a sheet alone would be applied after the page it is for is seen.
     """
     with st.container(key="page_style"):
-        st.html(_style_tag() + "<i hidden></i>")
+        st.html(_style_tag(theme()) + "<i hidden></i>")
 
 
 def theme() -> style.Theme:
@@ -89,6 +90,12 @@ def figure_head(title: str, aside: str = "", *, how: str = "") -> None:
     """
     read = f"<p>{html.escape(how)}</p>" if how else ""
     st.html(f'<div class="bs-figure"><div><h2>{html.escape(title)}</h2><span>{html.escape(aside)}</span></div>{read}</div>')
+
+
+def legend(items: Sequence[tuple[str, str]]) -> None:
+    """Names with their colours, for several figures that share them."""
+    chips = "".join(f'<span><i style="background:{colour}"></i>{html.escape(name)}</span>' for name, colour in items)
+    st.html(f'<div class="bs-legend">{chips}</div>')
 
 
 def scale_params(spec: dict[str, Any]) -> list[str]:
