@@ -101,9 +101,6 @@ class FakeLive:
     def check_control(self, session_id: str) -> None:
         self.control.check(session_id)
 
-    def configure(self, *, session_id: str = LOCAL, wait_s: float = 2.0, **changes: Any) -> CommandResult:
-        return self._note("configure", session_id, **changes)
-
     def _note(self, name: str, session_id: str, **detail: Any) -> CommandResult:
         self.control.check(session_id)
         self.commands.append((name, detail))

@@ -220,10 +220,6 @@ class Access:
         prompt: dict[str, Any] = {"chat": [{"role": "user", "content": text}]} if chat else {"text": text}
         return self._give("submit", **prompt, sampling=sampling, request_id=request_id, tenant=tenant, priority=priority)
 
-    def configure(self, **changes: Any) -> Answer:
-        """Change scheduler, cache and load at one step boundary, all or none; see `LiveEngine.configure`."""
-        return self._give("configure", **changes)
-
     def set_speed(self, steps_per_s: float | None) -> Answer:
         return self._give("set_speed", steps_per_s)
 

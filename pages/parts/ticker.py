@@ -23,6 +23,7 @@ Render = Callable[[EngineSnapshot, Sequence[StepRecord]], None]
 HISTORY_STEPS = 300
 KEPT_PARAMETERS = ("request", "rate", "kiosk")
 _GO_TO = "go_to_page"
+_SETTINGS = "settings_seen"
 
 
 def rate_s() -> float | None:
@@ -52,6 +53,14 @@ def live(question: str, render: Render, *, about: str = "", history_steps: int =
     tick()
 
 
+def _renew_settings(access: engine_access.Access, snapshot: EngineSnapshot) -> None:
+    """Draw the whole page anew when somebody else has changed what the sidebar shows: control, knobs or load."""
+    seen = (access.is_controller, snapshot.config, access.load)
+    if st.session_state.setdefault(_SETTINGS, seen) != seen:
+        st.session_state[_SETTINGS] = seen
+        st.rerun()
+
+
 def _tick(question: str, about: str, render: Render, history_steps: int, look_back: bool) -> None:
     if st.session_state.pop("rate_changed", False):
         st.rerun()  # the period belongs to the fragment, so it is made anew
@@ -62,6 +71,7 @@ def _tick(question: str, about: str, render: Render, history_steps: int, look_ba
     access = engine_access.engine()
     access.heartbeat()
     snapshot = access.latest()
+    _renew_settings(access, snapshot)
     status_bar.status_bar(snapshot, tick_s=st.session_state.get("tick_s"))
     frame.heading(question, about)
     frame.notice(snapshot)
