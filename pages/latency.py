@@ -87,14 +87,14 @@ def _promise(ttft_s: float | None, itl_s: float | None) -> str:
 
 def _attained(snapshot: EngineSnapshot, records: Sequence[RequestRecord], ttft_s: float | None, itl_s: float | None) -> None:
     found = attainment(records, ttft_s, itl_s)
-    promise = _promise(ttft_s, itl_s)
+    promise, kpis = _promise(ttft_s, itl_s), snapshot.kpis
     facts(
         (
             ("SLO attainment", formats.percent(found.share), promise),
             ("Goodput", f"{formats.figures(found.goodput_per_s)} req/s", f"{found.met} in {formats.seconds(found.span_s)}"),
             ("TTFT met alone", formats.percent(attainment(records, ttft_s, None).share), "first token in time"),
             ("ITL met alone", formats.percent(attainment(records, None, itl_s).share), "no gap too long"),
-            ("Finished", f"{formats.figures(snapshot.kpis.requests_per_s)} req/s", f"last {formats.seconds(snapshot.kpis.window_s)}"),
+            ("Finished", f"{formats.figures(kpis.requests_per_s)} req/s", f"last {formats.seconds(kpis.window_s)}"),
         )
     )  # fmt: skip
 

@@ -71,6 +71,8 @@ def _end() -> None:
     visit = _visit()
     if visit is not None and _tell(engine_access.engine().configure(**visit.before, reset=True)):
         st.session_state[STATE] = None
+        if visit.before["load"] is None:
+            _tell(engine_access.engine().set_load(on=False))
 
 
 def _stop(visit: Visit | None, locked: bool) -> None:
