@@ -9,9 +9,9 @@ waits for. A page polls `state`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from core.clock import Clock, WallClock
 from core.commands import CommandResult
@@ -26,6 +26,7 @@ from core.run_summary import RunSummary, improvement, summarise
 
 POLL_S = 0.05
 LIMIT_S = 240.0
+MODEL_LIMIT_S = 120.0
 
 
 NOTHING_TO_FIND = Verdict("", False, None, None, 0.0, "", "a comparison of two configurations has no fault to find")
@@ -90,6 +91,11 @@ class Runs(Protocol):
     @property
     def compare(self) -> str: ...
 
+    @property
+    def engine(self) -> Mapping[str, Any]:
+        """Knobs of EngineConfig for both runs; empty for the engine as it is."""
+        ...
+
     def configs(self, cured: bool) -> tuple[SchedulerConfig, CacheConfig, LoadSpec]: ...
 
 
@@ -122,6 +128,7 @@ class ComparisonState:
 class _Old:
     """What to restore afterwards."""
 
+    engine: dict[str, Any]
     scheduler: SchedulerConfig
     cache: CacheConfig
     load: LoadSpec | None
@@ -168,8 +175,11 @@ class Comparison:
 
     def _run(self) -> None:
         picture = self._live.latest()
-        old = _Old(picture.config.scheduler, picture.config.cache, self._live.load, picture.state == "paused")
+        config, knobs = picture.config, self.state.mode.engine
+        here = {name: getattr(config, name) for name in knobs}
+        old = _Old(here, config.scheduler, config.cache, self._live.load, picture.state == "paused")
         try:
+            self._set_engine(knobs)
             before = self._one_run(cured=False)
             self.state = replace(self.state, before=before, phase="after" if self._cure_too else "done")
             if self._cure_too:
@@ -185,6 +195,7 @@ class Comparison:
 
     def _restore(self, old: _Old) -> None:
         try:
+            self._set_engine(old.engine)
             self._live.configure(
                 session_id=self._session, scheduler=old.scheduler, cache=old.cache, load=old.load, reset=True, wait_s=30.0
             )
@@ -194,6 +205,11 @@ class Comparison:
             self.state = replace(
                 self.state, message=f"{self.state.message} The former settings did not come back: {error}".strip()
             )
+
+    def _set_engine(self, knobs: Mapping[str, Any]) -> None:
+        """Start another engine where a comparison needs one."""
+        if knobs and any(getattr(self._live.config, name) != value for name, value in knobs.items()):
+            self._accepted(self._live.set_model(session_id=self._session, wait_s=MODEL_LIMIT_S, **knobs))
 
     def _accepted(self, result: CommandResult) -> None:
         if not result.accepted:

@@ -131,7 +131,7 @@ def starvation(records: Sequence[StepRecord], limit_steps: int = 48) -> Verdict:
 def prefill_interference(records: Sequence[StepRecord]) -> Verdict:
     """How much longer a step gets for the decoding requests when prompt tokens run inside it."""
     pure = [r.duration_s for r in records if r.decode_requests and not r.prefill_tokens]
-    limit = 3.0
+    limit = 5.0
     name = "prefill interference"
     if len(pure) < 4:
         return Verdict(name, False, None, None, limit, "x", "too few decode-only steps to compare with")

@@ -13,6 +13,7 @@ from typing import Any
 from core.config import CacheConfig, SchedulerConfig, replace_knobs
 from core.lengths import LengthSpec
 from core.load_spec import ArrivalProcess, LoadSpec, PromptKind, TenantShare
+from core.model_spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class FailureMode:
         mechanism: one sentence on why it happens.
         load: the seeded load of both runs.
         scheduler, cache: knobs of the sick run, over the defaults of those classes.
+        engine: knobs of EngineConfig for both runs, where the present model cannot show it; the engine starts again for
+            them and once more for what ran before.
         cure_scheduler, cure_cache, cure_load: what the cure changes, and nothing else.
         cure_words: the one knob, in words.
         compare: the summary value to compare, e.g. "output_tokens_per_s".
@@ -46,6 +49,7 @@ class FailureMode:
     cure_scheduler: Mapping[str, Any] = field(default_factory=dict)
     cure_cache: Mapping[str, Any] = field(default_factory=dict)
     cure_load: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
     def configs(self, cured: bool) -> tuple[SchedulerConfig, CacheConfig, LoadSpec]:
         """Knobs and load of the sick or of the cured run.
@@ -71,6 +75,12 @@ def _burst(size: int, prompt: LengthSpec, output: LengthSpec, **more: Any) -> Lo
     }
     return LoadSpec(**{**base, **more})
 
+
+SMALL = ModelSpec(
+    name="small-synthetic", vocab_size=512, hidden_size=384, intermediate_size=1024, num_layers=8, num_heads=4, num_kv_heads=2,
+    head_dim=96, max_model_len=512, tie_word_embeddings=True, bos_token_id=None, eos_token_ids=(0,),
+)  # fmt: skip
+"""A model whose step is so short that the host's share of it shows: 11 million weights, mostly read from cache."""
 
 _RAGGED = LengthSpec.empirical([8, 8, 8, 12, 12, 16, 16, 96])
 _SHORT = LengthSpec.uniform(8, 24)
@@ -133,9 +143,9 @@ FAILURE_MODES: tuple[FailureMode, ...] = (
         look_at="Live: spikes in the batch timeline; the table: ITL p99",
         load=LoadSpec(
             process=ArrivalProcess.CONSTANT,
-            rate_per_s=1.5,
-            num_requests=16,
-            prompt_tokens=LengthSpec.empirical([16, 16, 16, 384]),
+            rate_per_s=3.0,
+            num_requests=24,
+            prompt_tokens=LengthSpec.empirical([16, 16, 384]),
             output_tokens=LengthSpec.fixed(48),
             prompt_kind=PromptKind.TEXT,
             ignore_eos=True,
@@ -143,8 +153,8 @@ FAILURE_MODES: tuple[FailureMode, ...] = (
         ),
         scheduler={"batch_policy": "whole_prompts", "max_num_seqs": 16, "max_num_batched_tokens": 512},
         cache={"num_blocks": 512, "enable_prefix_caching": False},
-        cure_scheduler={"batch_policy": "chunked", "max_num_batched_tokens": 32},
-        cure_words="batch_policy: whole_prompts to chunked, with a budget of 32 tokens a step",
+        cure_scheduler={"batch_policy": "chunked", "max_num_batched_tokens": 16},
+        cure_words="batch_policy: whole_prompts to chunked, with a budget of 16 tokens a step",
         compare="itl_p99_s",
     ),
     FailureMode(
@@ -218,13 +228,14 @@ FAILURE_MODES: tuple[FailureMode, ...] = (
         title="Host-bound small model",
         detector="host-bound",
         question="Why does a faster device not help?",
-        mechanism="When a step is short, deciding, preparing and sampling on the host are a material part of each token.",
-        look_at="Roofline: host-cost share",
-        load=_burst(4, LengthSpec.fixed(16), LengthSpec.fixed(96)),
-        scheduler={"max_num_seqs": 1},
+        mechanism="On a small model a step is short, and deciding, preparing and sampling on the host are much of each token.",
+        look_at="Roofline: host-cost share. Both runs start a small synthetic model; the present model comes back afterwards",
+        load=_burst(64, LengthSpec.fixed(16), LengthSpec.fixed(32)),
+        scheduler={"max_num_seqs": 1, "max_num_batched_tokens": 1024},
         cache={"num_blocks": 256, "enable_prefix_caching": False},
-        cure_scheduler={"max_num_seqs": 16},
-        cure_words="max_num_seqs: 1 to 16 (the fixed host cost is shared by more rows)",
+        engine={"model": "synthetic", "spec": SMALL},
+        cure_scheduler={"max_num_seqs": 64},
+        cure_words="max_num_seqs: 1 to 64 (the fixed host cost is shared by more rows)",
         compare="output_tokens_per_s",
     ),
     FailureMode(

@@ -9,7 +9,7 @@ A fork runs as a failure mode does (`core.comparison`); it has no fault to find,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from core.config import CacheConfig, SchedulerConfig, replace_knobs
@@ -38,6 +38,7 @@ class Fork:
     compare: str = "output_tokens_per_s"
     look_at: str = ""
     detector: str = ""
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
     def configs(self, cured: bool) -> tuple[SchedulerConfig, CacheConfig, LoadSpec]:
         """Knobs, pool and load of the first side, or (`cured`) of the second."""

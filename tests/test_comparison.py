@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from core.errors import ControlRefused
 from core.failure_modes import failure_mode
 from core.live import LiveEngine
 from core.live_defaults import build_engine
+from core.model_spec import TINY
 
 pytestmark = pytest.mark.xdist_group("live_engine")
 
@@ -60,6 +62,21 @@ def test_the_detector_finds_it_and_the_cure_removes_it(key: str, live: LiveEngin
     assert state.before.summary.output_tokens == state.after.summary.output_tokens, "the same load in both runs"
     assert (live.config.scheduler, live.config.cache) == (SETTINGS, POOL)
     assert live.load is None
+
+
+def test_a_mode_with_an_engine_of_its_own_gets_it_and_the_old_one_comes_back(live: LiveEngine) -> None:
+    spec = replace(TINY, name="other", num_layers=1)
+    mode = replace(failure_mode("ragged-tail"), engine={"model": "synthetic", "spec": spec})
+    seen = set()
+    comparison = Comparison(live, mode, session_id=LOCAL)
+    comparison.start()
+    while not comparison.join(0.02):
+        info = live.latest().info
+        seen.add(info.spec.name if info is not None else "")
+    assert comparison.state.phase == "done", comparison.state.message
+    assert "other" in seen
+    assert (live.config.model, live.config.spec) == ("tiny", None)
+    assert (live.config.scheduler, live.config.cache) == (SETTINGS, POOL)
 
 
 def test_a_session_without_control_runs_nothing(live: LiveEngine) -> None:
