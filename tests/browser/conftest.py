@@ -121,8 +121,8 @@ def status_bar(page: Page) -> str:
 
 def step_number(page: Page) -> int:
     """The engine step that the page shows."""
-    found = re.search(r"step ([\d ]*\d)", status_bar(page))
-    return int(found.group(1).replace(" ", "")) if found else 0
+    text = page.get_by_label("Engine status").locator(".step .figure").inner_text()
+    return int(re.sub(r"\D", "", text) or 0)
 
 
 def wait_for_tokens(page: Page, limit_s: float = 120.0) -> None:

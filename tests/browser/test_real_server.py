@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import PICTURES, Dashboard, open_page, status_bar, step_number, wait_for_tokens
+from tests.browser.conftest import PICTURES, Dashboard, open_page, status_bar, step_number, stop_dashboard, wait_for_tokens
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
@@ -16,6 +17,8 @@ PAGES = {
     "live": "What is in the batch",
     "kv_blocks": "Who holds which KV block",
     "roofline": "Is the batch bound by",
+    "latency": "How long do requests wait",
+    "tour": "What does a batch gain",
     "story": "What happened to this request",
     "prompt": "",
     "scheduler": "Why does the batch look like this",
@@ -53,3 +56,16 @@ def test_the_log_is_clean(dashboard: Dashboard) -> None:
     log = dashboard.output()
     for word in ("Traceback", "missing ScriptRunContext", "Exception in thread"):
         assert word not in log, log[-4000:]
+
+
+def test_sigterm_ends_server_engine_and_worker(dashboard: Dashboard) -> None:
+    workers = [
+        int(c) for task in Path(f"/proc/{dashboard.process.pid}/task").glob("*/children") for c in task.read_text().split()
+    ]
+    assert workers, "the model runs in a process of its own"
+    assert stop_dashboard(dashboard) < 5.0
+    assert dashboard.process.returncode is not None
+    end_s = time.monotonic() + 5.0
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < end_s, f"worker processes {workers} live on"
+        time.sleep(0.1)
