@@ -80,6 +80,10 @@ def _histograms(digest: figures.Digest, kind: str) -> None:
             frame.chart(None, spec, key=f"latency_{metric}", alt=f"Histogram of {name}, {meaning}, with p50, p95 and p99")
 
 
+def _per_s(rate: float | None) -> str:
+    return formats.NONE if rate is None else f"{formats.figures(rate)}{formats.THIN}req/s"
+
+
 def _promise(ttft_s: float | None, itl_s: float | None) -> str:
     parts = [f"TTFT within {formats.seconds(ttft_s)}" if ttft_s else "", f"no gap over {formats.seconds(itl_s)}" if itl_s else ""]
     return " and ".join(p for p in parts if p) or "no target"
@@ -91,10 +95,10 @@ def _attained(snapshot: EngineSnapshot, records: Sequence[RequestRecord], ttft_s
     facts(
         (
             ("SLO attainment", formats.percent(found.share), promise),
-            ("Goodput", f"{formats.figures(found.goodput_per_s)} req/s", f"{found.met} in {formats.seconds(found.span_s)}"),
+            ("Goodput", _per_s(found.goodput_per_s), f"{found.met} in {formats.seconds(found.span_s)}"),
             ("TTFT met alone", formats.percent(attainment(records, ttft_s, None).share), "first token in time"),
             ("ITL met alone", formats.percent(attainment(records, None, itl_s).share), "no gap too long"),
-            ("Finished", f"{formats.figures(kpis.requests_per_s)} req/s", f"last {formats.seconds(kpis.window_s)}"),
+            ("Finished", _per_s(kpis.requests_per_s), f"last {formats.seconds(kpis.window_s)}"),
         )
     )  # fmt: skip
 

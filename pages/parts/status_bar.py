@@ -51,7 +51,11 @@ def values(snapshot: EngineSnapshot) -> list[dict[str, Any]]:
         {"key": "model", "text": model.removesuffix("-Instruct"), "title": info.fallback if info and info.fallback else model},
         {"key": "device", "text": f"{_DTYPES.get(dtype, dtype)} {device.split(',')[0]}", "title": f"{dtype} on {device}"},
         {"key": "step", "before": "step ", "text": formats.count(snapshot.step), "title": "Engine steps since the last reset"},
-        {"key": "speed", "text": formats.rate(speed, "tok"), "title": f"Output tokens over the last {kpis.window_s:.0f} s"},
+        {
+            "key": "speed",
+            "text": f"{formats.figures(speed)}{formats.THIN}tok/s",
+            "title": f"Output tokens over the last {kpis.window_s:.0f} s",
+        },
         {"key": "running", "text": formats.count(snapshot.num_running), "after": " run", "title": "Requests in the batch"},
         {
             "key": "waiting",

@@ -80,8 +80,8 @@ def button(page: Page, name: str) -> object:
 
 
 def test_two_browsers_see_the_same_step_and_only_one_has_control(page: Page, browser: Browser, playing: str) -> None:
-    visit(page, f"{playing}/live")
-    second = visit(another(browser), f"{playing}/live")
+    visit(page, f"{playing}/story")
+    second = visit(another(browser), f"{playing}/story")
     pause, other = button(page, "Pause at the next step boundary"), button(second, "Pause at the next step boundary")
     until(page, lambda: pause.is_enabled() and other.is_enabled(), "both may take control while nobody has it")
     pause.click()
@@ -223,7 +223,7 @@ def test_a_frozen_step_looks_as_it_did(browser: Browser, frozen: str, path: str,
     page = another(browser, viewport={"width": width, "height": 900}, color_scheme=theme)
     visit(page, f"{frozen}/{path}?rate=off")
     expect(page.locator("canvas").first).to_be_visible()
-    page.wait_for_timeout(2500)
+    page.wait_for_timeout(1500)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing is wider than the screen"
     ground = page.evaluate("getComputedStyle(document.querySelector('.stApp')).backgroundColor")
     assert (ground == "rgb(14, 18, 23)") == (theme == "dark")
