@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from core.model_spec import ModelSpec
 from core.runtime.backend import LayerWeights, ModelWeights
 from core.runtime.model_source import open_model
+from core.runtime.tokenizer import LibraryTokenizer
 
 
 def hf_config(spec: ModelSpec) -> dict[str, object]:
@@ -51,6 +52,27 @@ def hf_tensors(spec: ModelSpec, weights: ModelWeights) -> dict[str, torch.Tensor
     for index, layer in enumerate(weights.layers):
         tensors |= _layer_tensors(spec, layer, f"model.layers.{index}.")
     return tensors
+
+
+def export_tokenizer(model: str, target: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json beside the weights; kept if they are there.
+
+    Raises:
+        SystemExit: for a model without a tokenizer of its own.
+    """
+    if (target / "tokenizer_config.json").exists():
+        return
+    source = open_model(model)
+    tokenizer = source.tokenizer()
+    if not isinstance(tokenizer, LibraryTokenizer):
+        raise SystemExit(f"{source.label} has no tokenizer that a server could load")
+    names = {token_id: text for text, token_id in tokenizer.control_tokens.items()}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": source.spec.max_model_len,
+        "bos_token": names.get(source.spec.bos_token_id or -1), "eos_token": names.get(next(iter(source.spec.eos_token_ids), -1)),
+    }  # fmt: skip
+    (target / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+    (target / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
 def export_folder(model: str, target: Path) -> Path:

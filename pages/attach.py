@@ -20,6 +20,7 @@ from core.attach.watch import Watch, get_watch
 from core.charts import attach, attach_tiles, formats, roofline
 from core.charts.arrow import table
 from core.cost_model import CostModel, cost_model
+from core.detectors import Verdict
 from core.devices import DeviceSpec
 from core.records import StepRecord
 from core.roofline import CurvePoint
@@ -200,7 +201,7 @@ def _findings(states: Sequence[TargetState], now_s: float) -> None:
     )
     rows = []
     for state in states:
-        for v in judge(state):
+        for v in _verdicts(state):
             began = state.intervals[v.began_at].start_s if v.found and v.began_at is not None else None
             rows.append(
                 {
@@ -214,6 +215,16 @@ def _findings(states: Sequence[TargetState], now_s: float) -> None:
     order = {"yes": 0, "no": 1, "cannot tell": 2}
     rows.sort(key=lambda row: order[row["found"]])
     st.dataframe(pd.DataFrame(rows), hide_index=True, height=388, key="attach_findings")
+
+
+def _verdicts(state: TargetState) -> tuple[Verdict, ...]:
+    """The detectors' verdicts, judged once a scrape."""
+    kept = st.session_state.setdefault("attach_verdicts", {})
+    key = (state.scraped_s, len(state.intervals))
+    if kept.get(state.name, (None,))[0] != key:
+        kept[state.name] = (key, judge(state))
+    found: tuple[Verdict, ...] = kept[state.name][1]
+    return found
 
 
 def _configuration(states: Sequence[TargetState]) -> None:

@@ -11,11 +11,14 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from core.attach import watch as watching
+from core.attach.forecast import take
 from core.attach.prometheus import targets_from_prometheus
 from core.attach.scraper import Target
 from core.attach.watch import Watch, targets_from_text
+from core.config import SchedulerConfig
+from core.devices import device_named
 from core.errors import ConfigError
-from pages.parts import attach_form, attach_table, engine_access
+from pages.parts import attach_form, attach_prediction, attach_table, engine_access
 from tests.attach_cases import steady
 from tests.fake_live import FakeLive
 from tests.fake_snapshots import starting_snapshot
@@ -245,3 +248,19 @@ def test_seats_show_themselves_when_requests_wait_with_room_in_the_pool(watch: W
         wait(lambda: watch.states()[0].seats is not None)
         assert (watch.states()[0].seats, watch.states()[0].seats_inferred) == (4, True)
         wait(lambda: watch.states()[0].latest.bound_by == "seats")  # type: ignore[union-attr]
+
+
+def test_what_is_taken_fills_fields_that_the_what_if_form_has() -> None:
+    target = Target("a", "http://127.0.0.1:1", device=device_named("H100 SXM"))
+    queued = take(steady(40, running=4, waiting=6).state(target=target, seats=4), 78.0)
+    values = attach_prediction.form_values(queued)
+    assert values["w_max_num_seqs"] == 4
+    assert values["w_device"] == "H100 SXM"
+    assert values["w_pool"] == 1000
+    assert values["w_users"] == 10
+    assert values["w_model"] == "SmolLM2 135M"
+    form = "".join((ROOT / "pages" / "parts" / f"whatif_{name}.py").read_text() for name in ("form", "load"))
+    knobs = {*SchedulerConfig.__dataclass_fields__, "block_size", "num_blocks", "enable_prefix_caching"}
+    for key in values:
+        name = key.removeprefix("w_")
+        assert f'"{key}"' in form or f'"{name}"' in form or name in knobs, f"the form has no field {key}"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
 import pytest
 
+from benchmarks.attach_vllm import Received, checks
 from core.attach.interval import compare, derive_cost
 from core.attach.page import Histogram, MetricsPageError, ServerPage, parse_page
+from core.attach.scraper import TargetState
 from core.cost_model import cost_model
 from core.model_spec import SMOLLM2_135M
 
@@ -137,3 +140,22 @@ def test_more_decoding_tokens_a_step_raise_the_derived_intensity() -> None:
     many = derive_cost(model, 0, 1600, 16, 100, 100)
     assert many[0] / many[1] > 8 * few[0] / few[1]
     assert few[0] / few[1] == pytest.approx(1.0, rel=0.2), "2 FLOP a weight, 2 bytes a weight, one sequence"
+
+
+def test_the_figures_of_the_page_equal_the_counters_of_recorded_pages(shared_bench: Path) -> None:
+    """The check that `python -m benchmarks attach-vllm` makes on a live vLLM, on pages recorded from one."""
+    texts = [(shared_bench / f"vllm_metrics_{name}.txt").read_text() for name in ("idle", "busy_1", "busy_2", "after")]
+    pages = [parse_page(text) for text in texts]
+    intervals = tuple(compare(2.0 * k, a, 2.0 * (k + 1), b) for k, (a, b) in enumerate(itertools.pairwise(pages)))
+    state = TargetState("vLLM", "", "live", "", 6.0, pages[-1], intervals)
+
+    def grew(name: str) -> float:
+        return counter_in(texts[-1], name) - counter_in(texts[0], name)
+
+    finished = round(grew("vllm:request_success_total"))
+    got = Received(finished, round(grew("vllm:prompt_tokens_total")), round(grew("vllm:generation_tokens_total")))
+    found = checks(state, texts[0], texts[-1], got, 6.0)
+    assert len(found) == 14
+    for name, page, server in found:
+        assert page == pytest.approx(server, rel=1e-9), name
+    assert {name: page for name, page, _ in found}["output tokens"] > 1000

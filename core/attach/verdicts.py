@@ -10,12 +10,13 @@ A page shows sums over a few seconds, not steps, so each rule here is the one th
     host-bound             time that the roofline does not explain                     / time with running requests
     cache thrash           fall of the prefix hit rate                                 against its best minute, memory full
 
-`began_at` counts scrape intervals from the first one kept.
+`began_at` is an index into the state's intervals, of which the last `JUDGED` are looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from core.attach.fleet import merged
 from core.attach.interval import FULL_KV_USAGE, Interval
@@ -26,6 +27,7 @@ from core.outputs import BoundBy
 
 WINDOW_S = 60.0
 LEAST_SCRAPES = 6
+JUDGED = 150
 UNSEEN = ("ragged tail", "padding waste", "batch churn")
 """Failure modes that no metrics page shows: they lie inside a step."""
 
@@ -200,9 +202,10 @@ def cache_thrash(intervals: Sequence[Interval]) -> Verdict:
 
 def judge(state: TargetState, *, budget: int | None = None) -> tuple[Verdict, ...]:
     """Every detector on one server; `budget` is its max_num_batched_tokens if known."""
-    intervals = state.intervals
+    intervals = state.intervals[-JUDGED:]
+    offset = len(state.intervals) - len(intervals)
     device = state.target.device if state.target else None
-    return (
+    found = (
         memory_ceiling(intervals),
         preemption_thrash(intervals),
         starvation(intervals),
@@ -212,3 +215,4 @@ def judge(state: TargetState, *, budget: int | None = None) -> tuple[Verdict, ..
         cache_thrash(intervals),
         *(_unjudged(name, 0.0, "", "lies inside a step; a metrics page does not show it") for name in UNSEEN),
     )
+    return tuple(replace(v, began_at=v.began_at + offset) if v.began_at is not None and offset else v for v in found)

@@ -97,6 +97,11 @@ class LibraryTokenizer:
         """Text and id of each control token."""
         return dict(self._controls)
 
+    def to_json(self) -> str:
+        """The library's own file format, tokenizer.json."""
+        with self._encoding:
+            return str(self._library.to_str())
+
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         return self._with_bos(self._encode(text, allow_special))
 

@@ -1,0 +1,58 @@
+"""Runs inside locust: users who ask for completions one after another and time each token as it comes.
+
+    locust -f locust_user.py --headless -u USERS -r USERS -t 20s --csv PREFIX --host URL
+
+Rows of its report: "TTFT" and "ITL" (means in ms), "answer" (its content size is the number of tokens).
+Environment: LOCUST_MODEL, LOCUST_PROMPT_TOKENS, LOCUST_OUTPUT_TOKENS.
+"""
+
+import json
+import os
+import random
+import time
+
+from locust import HttpUser, constant, task
+
+MODEL = os.environ["LOCUST_MODEL"]
+PROMPT_TOKENS = int(os.environ["LOCUST_PROMPT_TOKENS"])
+OUTPUT_TOKENS = int(os.environ["LOCUST_OUTPUT_TOKENS"])
+
+
+class Asker(HttpUser):
+    """One user of a closed loop."""
+
+    wait_time = constant(0)
+
+    def on_start(self) -> None:
+        self.rng = random.Random(id(self))
+
+    def tell(self, name: str, milliseconds: float, size: int = 0) -> None:
+        self.environment.events.request.fire(
+            request_type="token", name=name, response_time=milliseconds, response_length=size, exception=None, context={}
+        )
+
+    @task
+    def complete(self) -> None:
+        prompt = [self.rng.randrange(100, 40_000) for _ in range(PROMPT_TOKENS)]
+        body = {
+            "model": MODEL,
+            "prompt": prompt,
+            "max_tokens": OUTPUT_TOKENS,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+        }
+        start = last = time.perf_counter()
+        tokens = 0
+        with self.client.post("/v1/completions", json=body, stream=True, catch_response=True, name="POST") as answer:
+            for line in answer.iter_lines(chunk_size=1):
+                if not line.startswith(b"data: {"):
+                    continue
+                if json.loads(line[6:])["choices"][0]["finish_reason"] is not None:
+                    continue
+                now = time.perf_counter()
+                self.tell("ITL" if tokens else "TTFT", 1e3 * (now - last))
+                last = now
+                tokens += 1
+            answer.success()
+        self.tell("answer", 1e3 * (time.perf_counter() - start), tokens)
