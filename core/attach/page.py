@@ -154,6 +154,16 @@ class ServerPage:
         return _whole(self.info.get("num_gpu_blocks") or self.info.get("num_pages"))
 
     @property
+    def max_num_seqs(self) -> int | None:
+        """Seats, where the server states them (this product does, vLLM does not)."""
+        return _whole(self.info.get("max_num_seqs"))
+
+    @property
+    def max_num_batched_tokens(self) -> int | None:
+        """Token budget of a step, where the server states it."""
+        return _whole(self.info.get("max_num_batched_tokens"))
+
+    @property
     def prefix_caching(self) -> bool | None:
         """Whether the server reuses cached prefixes, as it states it."""
         text = self.info.get("enable_prefix_caching", "").lower()

@@ -90,7 +90,7 @@ class TargetState:
         scraped_s: when the latest good page came, on the scraper's clock; None before the first.
         intervals: newest last, at most `HISTORY_INTERVALS`.
         target: what is watched, without headers and with the public address only.
-        seats: the server's seats: given, or the batch at which requests were seen to wait again and again.
+        seats: the server's seats: given, stated by itself, or the batch at which requests were seen to wait again and again.
         seats_inferred: True where nobody gave them.
         restarted_s: when a restart was last seen.
         scrape_s: how long the latest good scrape took.
@@ -175,7 +175,7 @@ class _Watcher:
 
     def _took(self, page: ServerPage, began_s: float, now_s: float) -> TargetState:
         """The state after a good scrape."""
-        before, given = self.state, self.target.max_num_seqs
+        before, given = self.state, self.target.max_num_seqs or page.max_num_seqs
         self._seats.see(page)
         model = self.target.model or self._guessed(page)
         seats = given if given is not None else self._seats.found

@@ -201,10 +201,11 @@ def cache_thrash(intervals: Sequence[Interval]) -> Verdict:
 
 
 def judge(state: TargetState, *, budget: int | None = None) -> tuple[Verdict, ...]:
-    """Every detector on one server; `budget` is its max_num_batched_tokens if known."""
+    """Every detector on one server; `budget` is its max_num_batched_tokens, by default what it states."""
     intervals = state.intervals[-JUDGED:]
     offset = len(state.intervals) - len(intervals)
     device = state.target.device if state.target else None
+    budget = budget or (state.page.max_num_batched_tokens if state.page else None)
     found = (
         memory_ceiling(intervals),
         preemption_thrash(intervals),

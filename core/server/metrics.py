@@ -79,6 +79,8 @@ class _Pictures(Collector):
                 "block_size": str(cache.block_size),
                 "num_gpu_blocks": str(cache.num_blocks),
                 "enable_prefix_caching": str(cache.enable_prefix_caching),
+                "max_num_seqs": str(s.config.scheduler.max_num_seqs),
+                "max_num_batched_tokens": str(s.config.scheduler.max_num_batched_tokens),
             },
         )
         yield info

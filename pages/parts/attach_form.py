@@ -54,7 +54,6 @@ def own_target(snapshot: EngineSnapshot) -> Target:
         OWN,
         f"{scheme}://{host}:{st.get_option('server.port')}{path}",
         {"Authorization": f"Bearer {token}"} if token else {},
-        max_num_seqs=snapshot.config.scheduler.max_num_seqs,
         model=roofline.model_of(snapshot.info) if snapshot.info else None,
         device=device_of(HERE, snapshot),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -50,6 +51,19 @@ def test_every_page_shows_the_live_engine(path: str, page: Page, dashboard: Dash
     assert errors == []
     PICTURES.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=PICTURES / f"{path or 'home'}.png")
+
+
+def test_the_dashboard_watches_itself_over_its_own_port(page: Page, dashboard: Dashboard) -> None:
+    open_page(page, dashboard, "attach", "What binds a server")
+    page.get_by_role("button", name="Watch this dashboard").click()
+    row = page.locator(".bs-servers tbody tr")
+    expect(row).to_contain_text("this dashboard", timeout=30_000)
+    expect(row).to_contain_text("live", timeout=30_000)
+    expect(row.locator("td").nth(5)).to_contain_text(re.compile(r"[1-9]"), timeout=30_000)
+    expect(page.get_by_text("the server's own counters")).to_be_visible(timeout=30_000)
+    page.wait_for_timeout(6_000)
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=PICTURES / "attach.png")
 
 
 def test_the_log_is_clean(dashboard: Dashboard) -> None:
