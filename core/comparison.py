@@ -33,23 +33,20 @@ NOTHING_TO_FIND = Verdict("", False, None, None, 0.0, "", "a comparison of two c
 
 
 class Transcript:
-    """Output tokens by request since the latest reset of the engine, told by its thread."""
+    """Output tokens by request, told by the engine's thread."""
 
     def __init__(self) -> None:
         self._tokens: dict[str, list[int]] = {}
-        self._step = 0
 
     def __call__(self, events: Sequence[RequestEvent]) -> None:
         for event in events:
-            if event.step < self._step:  # steps are counted anew: the engine was reset
-                self._tokens = {}
-            self._step = event.step
             if event.kind == "token" and event.token_id is not None:
                 self._tokens.setdefault(event.request_id, []).append(event.token_id)
 
-    def tokens(self) -> tuple[tuple[int, ...], ...]:
-        """One tuple a request, in order of submission (ids are numbered by it)."""
-        return tuple(tuple(ids) for _, ids in sorted(self._tokens.items(), key=lambda item: (len(item[0]), item[0])))
+    def tokens(self, requests: Sequence[RequestRecord]) -> tuple[tuple[int, ...], ...]:
+        """One tuple for each of the requests, in order of submission (ids are numbered by it, and never again)."""
+        ids = sorted((r.request_id for r in requests), key=lambda name: (len(name), name))
+        return tuple(tuple(self._tokens.get(name, ())) for name in ids)
 
 
 def equal_outputs(first: RunResult, second: RunResult) -> tuple[int, int]:
@@ -231,7 +228,7 @@ class Comparison:
             records, requests = self._follow(total)
         detector = self.state.mode.detector
         verdict = DETECTORS[detector](records) if detector else NOTHING_TO_FIND
-        return RunResult(scheduler, cache, load, records, requests, verdict, summarise(records, requests), heard.tokens())
+        return RunResult(scheduler, cache, load, records, requests, verdict, summarise(records, requests), heard.tokens(requests))
 
     def _follow(self, total: int) -> tuple[tuple[StepRecord, ...], tuple[RequestRecord, ...]]:
         """Wait until every request of the load has ended."""

@@ -163,6 +163,7 @@ class EngineCore:
     def _reset(self, now: float) -> None:
         self._books.write([self.scheduler.abort(request_id, now) for request_id in list(self.scheduler.requests)])
         self._books.write(self.scheduler.forget_kv(now))
+        self.scheduler.forget_preemptions()
         self._recover()
         cache = self.config.cache
         self.executor.resize(cache.num_blocks, cache.block_size, cache.num_swap_blocks)

@@ -181,6 +181,10 @@ class Scheduler(SchedulerReadout):
         self._drop_flight()
         return lose_kv(self._state, now, "the executor lost its memory")
 
+    def forget_preemptions(self) -> None:
+        """Leave out of the next decision what was preempted before it: a new beginning is not told of the old one."""
+        self._state.pending.preemptions.clear()
+
     # -- a step ------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> SchedulerOutput:

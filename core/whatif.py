@@ -84,9 +84,11 @@ class WhatIf:
             ConfigError: for an unknown name or a value out of range.
         """
         if name == "device":
-            return replace(self, device=value, num_blocks=None)
-        if name == "model":
-            return replace(self, model=value, num_blocks=None)
+            if value.name == self.device.name:
+                return self
+            return replace(self, device=value, num_blocks=None, coefficients=None, efficiency=ATTAINABLE)
+        if name == "model":  # a fitted law goes with this machine, whose pool stays as large as it is
+            return replace(self, model=value, num_blocks=self.num_blocks if self.coefficients is not None else None)
         if name in _SCHEDULER:
             return replace(self, scheduler=replace(self.scheduler, **{name: value}))
         if name in _CEILINGS:

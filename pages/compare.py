@@ -42,7 +42,8 @@ FIGURES: tuple[tuple[str, str, str], ...] = (
     ("host_share", "Host share", "%"),
     ("preemptions", "Preemptions", ""),
 )
-_LABELS = {name: label for name, label, _ in FIGURES}
+_LABELS = {name: label for name, label, _ in FIGURES} | {"output_tokens_per_s": "throughput"}
+_BEGUN = "fork_changed"
 
 
 def _run(chosen: Fork) -> None:
@@ -57,6 +58,10 @@ def _cancel() -> None:
     comparison: Comparison | None = st.session_state.get(COMPARISON)
     if comparison is not None:
         comparison.cancel()
+
+
+def _changed() -> None:
+    st.session_state[_BEGUN] = True
 
 
 def _state() -> ComparisonState | None:
@@ -88,9 +93,10 @@ def _verdict(state: ComparisonState, chosen: Fork) -> None:
     gain = improvement(first.summary, second.summary, chosen.compare)
     label = _LABELS.get(chosen.compare, chosen.compare)
     same, total = equal_outputs(first, second)
-    ratio = f"{formats.figures(gain)}× better {label}" if gain else f"no {label} to compare"
-    if gain is not None and gain < 1:
-        ratio = f"{formats.figures(1 / gain)}× worse {label}"
+    ratio = f"{formats.figures(gain)}× the {label}" if gain else f"no {label} to compare"
+    if gain and chosen.compare in LOWER_IS_BETTER:
+        longer = f"{formats.figures(1 / gain)} times longer"
+        ratio = f"{label} {formats.figures(gain)} times shorter" if gain >= 1 else f"{label} {longer}"
     tick = "✓" if same == total else "≈"
     note = "" if same == total else "; in bfloat16 two nearly equal logits may fall either way when the batch differs"
     spans = (
@@ -161,8 +167,10 @@ def _progress(state: ComparisonState, chosen: Fork) -> None:
 
 def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     """Draw the chosen fork, and its run under way or its result."""
+    if st.session_state.pop(_BEGUN, False):
+        st.rerun()  # the knobs of the live fork lie outside the ticking part
     titles = {f.key: f.title for f in FORKS} | {LIVE: "Live settings against others"}
-    key = st.pills("Fork", list(titles), format_func=titles.__getitem__, default=FORKS[0].key, key=CHOSEN, bind="query-params")
+    key = st.pills("Fork", list(titles), format_func=titles.__getitem__, default=FORKS[0].key, key=CHOSEN, on_change=_changed)
     state = _state()
     try:
         chosen = _live_fork(snapshot) if key == LIVE else fork(key or FORKS[0].key)

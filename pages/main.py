@@ -28,7 +28,11 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("story.py", "Story", "timeline"),
         ("attach.py", "Attach", "lan"),
     ),
-    "Predict": (("what_if.py", "What-if", "tune"), ("compare.py", "Compare", "compare_arrows")),
+    "Predict": (
+        ("what_if.py", "What-if", "tune"),
+        ("sweep.py", "Sweep", "scatter_plot"),
+        ("compare.py", "Compare", "compare_arrows"),
+    ),
     "Try": (
         ("prompt.py", "Prompt", "chat"),
         ("scheduler.py", "Scheduler", "low_priority"),

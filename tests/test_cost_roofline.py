@@ -193,3 +193,13 @@ def test_pasted_configuration() -> None:
         spec_from_config_json('{"model_type": "llama", "vocab_size": 5, "num_hidden_layers": 1, "num_attention_heads": 1}')
     with pytest.raises(ConfigError, match=r"wrong kind|whole number"):
         spec_from_config_json(json.dumps({**entry.config, "hidden_size": [1]}))
+
+
+def test_every_preset_says_where_its_figures_are_from() -> None:
+    for device in DEVICE_PRESETS:
+        assert "datasheet" in device.source or "paper" in device.source, device.name
+        peak = f"{device.peak_flops / 1e12:g}"
+        assert peak in device.source.replace(",", "").replace("165.2", "165"), f"{device.name}: {peak} is not in its source"
+    for entry in CATALOG:
+        assert entry.spec.source == f"{entry.repo} config.json"
+        assert entry.spec.num_parameters == entry.published_parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -37,6 +37,11 @@ def live() -> Iterator[LiveEngine]:
 @pytest.mark.parametrize("key", ["fixed", "swap", "queue"])
 def test_both_sides_say_the_same_and_differ_in_what_the_knobs_do(key: str, live: LiveEngine) -> None:
     chosen = fork(key)
+    busy = LoadSpec(process=ArrivalProcess.CLOSED_LOOP, users=4, seed=1)
+    assert live.set_load(session_id=LOCAL, **{f.name: getattr(busy, f.name) for f in fields(busy)}).accepted  # a load under way
+    until = time.monotonic() + 20
+    while live.latest().num_running == 0 and time.monotonic() < until:
+        time.sleep(0.01)
     comparison = Comparison(live, chosen, session_id=LOCAL)
     comparison.start()
     assert comparison.join(200), comparison.state
@@ -54,6 +59,8 @@ def test_both_sides_say_the_same_and_differ_in_what_the_knobs_do(key: str, live:
         assert wasted[0] > 0
         assert wasted[1] == 0
         assert second.summary.steps < first.summary.steps
+    if key != "swap":
+        assert first.summary.preemptions == second.summary.preemptions == 0, "none of the load before it"
     if key == "swap":
         assert first.summary.preemptions
         assert sum(r.swap_bytes for r in second.records) > 0

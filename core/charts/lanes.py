@@ -68,7 +68,13 @@ def _spread(totals: dict[str, Any], rows: dict[str, float], start_s: float, dura
 @lru_cache(maxsize=8)
 def lane_spec(theme: style.Theme, seats: int, axis_s: float) -> Spec:
     """One lane; both lanes of a comparison get the same seats and the same axis."""
-    x = {"field": "at_s", "type": "quantitative", "title": None, "scale": {"domain": [0, axis_s * 1.06], "nice": False}}
+    x = {
+        "field": "at_s",
+        "type": "quantitative",
+        "title": None,
+        "scale": {"domain": [0, axis_s * 1.06], "nice": False},
+        "axis": {"tickCount": 8},
+    }
     y = {
         "field": "rows",
         "type": "quantitative",

@@ -24,6 +24,9 @@ PAGES = {
     "prompt": "",
     "scheduler": "Why does the batch look like this",
     "failure_modes": "What goes wrong",
+    "what_if": "What would happen",
+    "sweep": "Which configuration is best",
+    "compare": "What does another configuration do",
 }
 
 
