@@ -10,7 +10,8 @@ bounded least squares, a few milliseconds for a thousand steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -182,14 +183,14 @@ def calibrate(
     train = [o for i, o in enumerate(seen) if not held_out_every or i % held_out_every != held_out_every - 1]
     train = train[:: -(-len(train) // MAX_FIT_STEPS)]
     each = parameter_bytes or (model.dense_bytes + model.head_bytes) * 2.0 / (model.layer_flops_per_token + model.head_flops)
-    coefficients = _fit(train, model, roofline_coefficients(device, each, model.dense_bytes + model.head_bytes))
+    law = _fit(train, model, roofline_coefficients(device, each, model.dense_bytes + model.head_bytes))
     source = f"fitted to {len(train)} measured steps of {model.spec.name}"
-    timer = CalibratedTimer(model, coefficients, source)
+    timer = CalibratedTimer(model, law, source)
     on_train, on_kept = residuals(train, timer), residuals(kept, timer)
     judged = on_kept or on_train
     kinds = sorted({r.kind for r in judged})
     return Calibration(
-        coefficients=coefficients,
+        coefficients=replace(law, between_s=between_steps_s(records)),
         model=model,
         fitted=summarise_errors(on_train),
         held_out=summarise_errors(on_kept) if on_kept else None,
@@ -197,6 +198,18 @@ def calibrate(
         residuals=tuple(judged),
         source=source,
     )
+
+
+def between_steps_s(records: Sequence[StepRecord]) -> float:
+    """Mean time between the end of a step and the start of the next while requests run, s; 0 if nothing shows it.
+
+    The longest hundredth is left out: there the engine was held or the machine did something else.
+    """
+    pairs = pairwise(records)
+    busy = [(a, b) for a, b in pairs if b.step == a.step + 1 and a.num_running > a.finished and a.kind == "measured"]
+    gaps = np.sort(np.array([max(b.start_s - a.start_s - a.duration_s, 0.0) for a, b in busy]))
+    kept = gaps[: max(len(gaps) - max(len(gaps) // 100, 1), 0)]
+    return float(kept.mean()) if len(kept) else 0.0
 
 
 def residuals(observations: Sequence[Observation], timer: StepTimer) -> list[Residual]:

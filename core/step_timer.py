@@ -70,6 +70,8 @@ class StepCoefficients:
         law_s: seconds a matrix parameter at each of KNOTS rows, never falling; beyond the last the last slope goes on.
         kv_byte_s, attention_flop_s, swap_byte_s: seconds a byte, a FLOP, a byte.
         host_fixed_s, host_row_s, host_token_s: the part of a step outside the forward pass (beside the above).
+        between_s: mean time from the end of a step to the start of the next one while requests run (commands, arrivals,
+            pictures): no part of a step's own time, but of a run's.
     """
 
     fixed_s: float
@@ -81,12 +83,13 @@ class StepCoefficients:
     host_fixed_s: float = 0.0
     host_row_s: float = 0.0
     host_token_s: float = 0.0
+    between_s: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.law_s) != len(KNOTS):
             raise ConfigError(f"a law has {len(KNOTS)} values, one for each of {KNOTS}; found {len(self.law_s)}")
         values = (*self.law_s, self.fixed_s, self.row_s, self.kv_byte_s, self.attention_flop_s, self.swap_byte_s)
-        if not all(v >= 0.0 for v in (*values, self.host_fixed_s, self.host_row_s, self.host_token_s)):
+        if not all(v >= 0.0 for v in (*values, self.host_fixed_s, self.host_row_s, self.host_token_s, self.between_s)):
             raise ConfigError("a coefficient is below 0 or not a number; a step with more work must not cost less")
         if any(b < a for a, b in zip(self.law_s, self.law_s[1:], strict=False)):
             raise ConfigError("the law falls with more rows; a step with more work must not cost less")
@@ -151,11 +154,11 @@ class CalibratedTimer:
         """Price one step."""
         c, model = self.coefficients, self.model
         if not run.rows:
-            return StepTiming(prepare_s=c.host_fixed_s + c.swap_byte_s * swap_bytes)
+            return StepTiming(prepare_s=c.host_fixed_s + c.between_s + c.swap_byte_s * swap_bytes)
         forward = c.fixed_s + c.row_s * run.rows + self._linear_s(run.query_tokens) + self._head * c.law(run.sampled)
         forward += c.kv_byte_s * (model.kv_read_per_token * run.context_tokens + copy_bytes)
         forward += c.attention_flop_s * model.attention_flops_per_pair * run.attended_tokens
-        host = c.host_fixed_s + c.host_row_s * run.rows + c.host_token_s * run.query_tokens
+        host = c.host_fixed_s + c.between_s + c.host_row_s * run.rows + c.host_token_s * run.query_tokens
         return StepTiming(prepare_s=host + c.swap_byte_s * swap_bytes, forward_s=forward)
 
     def _linear_s(self, tokens: int) -> float:

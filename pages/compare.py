@@ -22,6 +22,7 @@ from core.run_summary import LOWER_IS_BETTER, RunSummary, improvement
 from core.snapshot import EngineSnapshot
 from pages.parts import engine_access, frame, ticker
 from pages.parts.engine_access import Answer
+from pages.parts.knobs import MEMORY, SCHEDULER
 from pages.parts.paired import Pair, paired
 
 COMPARISON, ANSWER, CHOSEN = "fork_run", "fork_answer", "fork"
@@ -70,7 +71,7 @@ def _state() -> ComparisonState | None:
 
 
 def _live_fork(snapshot: EngineSnapshot) -> Fork:
-    """The live settings against those of the What-if form, as they were left there.
+    """The live settings against those of the form below.
 
     Raises:
         ConfigError: for values that make no sense.
@@ -170,7 +171,15 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     if st.session_state.pop(_BEGUN, False):
         st.rerun()  # the knobs of the live fork lie outside the ticking part
     titles = {f.key: f.title for f in FORKS} | {LIVE: "Live settings against others"}
-    key = st.pills("Fork", list(titles), format_func=titles.__getitem__, default=FORKS[0].key, key=CHOSEN, on_change=_changed)
+    key = st.pills(
+        "Fork",
+        list(titles),
+        format_func=titles.__getitem__,
+        default=FORKS[0].key,
+        key=CHOSEN,
+        on_change=_changed,
+        bind="query-params",
+    )
     state = _state()
     try:
         chosen = _live_fork(snapshot) if key == LIVE else fork(key or FORKS[0].key)
@@ -205,8 +214,6 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
 
 def _knobs() -> None:
     """The second configuration of the live fork; outside the ticking part, so that an open list stays open."""
-    from pages.parts.knobs import MEMORY, SCHEDULER
-
     config = engine_access.engine().latest().config
     columns = st.columns(4, gap="medium")
     for index, knob in enumerate((*SCHEDULER, *MEMORY)):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from core.calibration import calibrate, hats, measured_device, observe
-from core.cost_model import CostModel, StepComposition
+from core.calibration import between_steps_s, calibrate, hats, measured_device, observe
+from core.cost_model import CostModel, StepComposition, StepSums
 from core.devices import DeviceSpec
 from core.errors import ConfigError
 from core.model_spec import SMOLLM2_135M, TINY
@@ -18,6 +19,7 @@ from core.records import StepRecord
 from core.snapshot import PoolCounts, RooflineCeilings
 from core.step_record import StepCounts, StepTimes, build_step_record
 from core.step_timer import KNOTS, CalibratedTimer, StepCoefficients, predict_composition, roofline_coefficients, step_seconds
+from tests.fake_snapshots import FakeRun
 
 MODEL = CostModel.of(SMOLLM2_135M)
 MACHINE = DeviceSpec("two cores", 200e9, 25e9, 16e9, measured=True)
@@ -164,3 +166,18 @@ def test_swapped_bytes_take_time() -> None:
     timer = CalibratedTimer(CostModel.of(TINY), TRUE)
     plain = timer.predict(StepComposition.decode((5,)).sums())
     assert timer.predict(StepComposition.decode((5,)).sums(), 1e6).prepare_s == pytest.approx(plain.prepare_s + 1e-4)
+
+
+def test_time_between_steps_is_part_of_a_run_and_not_of_a_step() -> None:
+    base = FakeRun().advance(40).records[-1]
+    records = [
+        replace(base, step=i, start_s=i * 0.013, duration_s=0.010, forward_s=0.008, num_running=5, finished=0) for i in range(200)
+    ]
+    assert between_steps_s(records) == pytest.approx(0.003)
+    held = [*records[:100], *(replace(r, start_s=r.start_s + 50.0) for r in records[100:])]
+    assert between_steps_s(held) == pytest.approx(0.003)
+    alone = [replace(r, num_running=1, finished=1) for r in records]
+    assert between_steps_s(alone) == 0.0
+    law = StepCoefficients(1e-3, 0.0, (1e-12,) * 12, 0.0, 0.0, 0.0, between_s=2e-3)
+    timer = CalibratedTimer(CostModel.of(TINY), law)
+    assert step_seconds(timer.predict(StepSums(1, 1, 1, 10, 10))) > 3e-3
