@@ -7,7 +7,6 @@ A simulation is pure Python for a second or so; run in a thread it would take th
 
 from __future__ import annotations
 
-import os
 import pickle
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from core.errors import BatchscopeError
 from core.sim_result import SimulationResult
 from core.whatif import Sensitivity, WhatIf, sensitivity
 
-NICE = 10
 IDLE_S = 300
 
 
@@ -48,12 +46,6 @@ def run_sensitivity(what: WhatIf, goal: str, knob: str) -> Sensitivity:
 def key_of(*parts: Any) -> str:
     """A digest of everything that an answer depends on."""
     return blake2b(pickle.dumps(parts), digest_size=16).hexdigest()
-
-
-def be_nice() -> None:
-    """Let everything else on this machine go first; for work that takes minutes."""
-    if hasattr(os, "nice"):
-        os.nice(NICE)
 
 
 def _ready() -> bool:
