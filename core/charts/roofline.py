@@ -33,7 +33,7 @@ FORWARD, WHOLE = "forward pass", "whole step"
 HEADROOM = 1.7
 """The picture goes this far above the roof, so that its name has room."""
 
-DOTS = 400
+DOTS = 300
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from core.snapshot import EngineSnapshot, RequestView
 from pages.parts.element import LiveElement
 
 GANTT, STEPS_MAP = LiveElement("gantt"), LiveElement("steps_map")
-MAX_DOTS = 120
+MAX_DOTS = 90
 LANE_PX = 8
 _CODES = {phase: code for code, phase in enumerate(gantt.PHASES)}
 
