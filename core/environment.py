@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from datetime import UTC, datetime
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ def utc_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _processor() -> str:
+@lru_cache(maxsize=1)
+def processor() -> str:
+    """Name of this machine's processor."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -44,7 +47,7 @@ def environment() -> dict[str, Any]:
     return {
         "batchscope": VERSION,
         "system": f"{platform.system()} {platform.release()}",
-        "processor": _processor(),
+        "processor": processor(),
         "architecture": platform.machine(),
         "cores": usable or 1,
         "memory_bytes": int(psutil.virtual_memory().total),

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from core.bundle import RunBundle
-from core.control import LeaseView
+from core.control import AuditEntry, LeaseView
 from core.errors import ControlRefused, UnknownRequest
 from core.output_processor import TextCodec
 from core.records import RequestRecord, StepRecord
@@ -39,6 +39,7 @@ class ReplayView:
         tokenizer: gives the texts again, and is needed where requests had stop strings.
 
     Attributes:
+        bundle: what it was made of; None if it was made of a record alone.
         divergence: where this program decides otherwise than the recorded run; the replay ends there.
     """
 
@@ -53,6 +54,7 @@ class ReplayView:
         load: str = "",
     ) -> None:
         self.name = name
+        self.bundle: RunBundle | None = None
         self.divergence: Divergence | None = None
         self._steps = tuple(replace(r, kind="replayed") for r in steps)
         self._step_numbers = [r.step for r in self._steps]
@@ -70,7 +72,7 @@ class ReplayView:
     def of(bundle: RunBundle, tokenizer: TextCodec | None = None) -> ReplayView:
         """The view of a bundle."""
         about = bundle.manifest
-        return ReplayView(
+        view = ReplayView(
             bundle.record,
             steps=bundle.steps,
             ceilings=bundle.ceilings,
@@ -78,6 +80,8 @@ class ReplayView:
             name=about.name,
             load=about.load,
         )
+        view.bundle = bundle
+        return view
 
     # -- the time bar ----------------------------------------------------------------------------------------
 
@@ -153,6 +157,14 @@ class ReplayView:
         """Answers are not streamed again (UnknownRequest)."""
         raise UnknownRequest(f"{request_id}: a replay streams no answers; the request's text stands in the sets")
 
+    def pictures(self) -> tuple[EngineSnapshot, ...]:
+        """No kept pictures: every step can be asked for."""
+        return ()
+
+    def audit(self) -> tuple[AuditEntry, ...]:
+        """Nothing is commanded in a replay."""
+        return ()
+
     load = None
     steps_per_s = None
 
@@ -182,6 +194,6 @@ class ReplayView:
 _COMMANDS = frozenset(
     (
         "start", "pause", "step_once", "reset", "cancel", "submit", "set_priority", "set_speed", "set_scheduler", "set_cache",
-        "set_load", "set_model", "configure", "acquire", "release", "hand_over",
+        "set_load", "set_model", "configure", "acquire", "release", "hand_over", "check_control",
     )
 )  # fmt: skip

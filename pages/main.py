@@ -38,6 +38,7 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("scheduler.py", "Scheduler", "low_priority"),
         ("failure_modes.py", "Failure modes", "troubleshoot"),
     ),
+    "Take away": (("reports.py", "Reports", "inventory_2"),),
 }
 """Section -> (file in this folder, title, Material icon)."""
 

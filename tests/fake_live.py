@@ -10,11 +10,12 @@ from core.clock import WallClock
 from core.commands import CommandResult, Outcome
 from core.config import check_pair, replace_knobs
 from core.control import LOCAL, AuditEntry, Lease, LeaseView
-from core.errors import UnknownRequest
+from core.errors import ControlRefused, UnknownRequest
 from core.load_spec import LoadSpec
 from core.picture_history import PictureHistory
 from core.records import RequestRecord, StepRecord
 from core.request import SamplingParams, validate_sampling
+from core.run_record import RunRecord
 from core.snapshot import EngineSnapshot
 from core.story import Story
 from core.streams import RequestStream, StreamEnd, StreamPiece
@@ -79,6 +80,9 @@ class FakeLive:
 
     def requests(self) -> tuple[RequestRecord, ...]:
         return tuple(self.run.requests)
+
+    def run_record(self) -> RunRecord:
+        raise ControlRefused("this engine records nothing; start it with a recorder")
 
     def audit(self) -> tuple[AuditEntry, ...]:
         return ()

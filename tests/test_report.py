@@ -25,11 +25,12 @@ from core.perfetto_trace import PARTS, stories_of, trace, trace_bytes
 from core.replay_view import ReplayView
 from core.report.__main__ import main
 from core.report.caption import Caption, RunFacts, facts_of_bundle
-from core.report.export import Exporter, file_name
+from core.report.export import Exporter
 from core.report.figures import FigureSet
+from core.report.file_kinds import FORMATS, file_name
 from core.report.html import report_html
 from core.report.print_spec import MIN_TEXT_PX, print_spec, repainted
-from core.report.render import FORMATS, data_file, joined, picture
+from core.report.render import data_file, joined, picture
 from core.report.sections import Table, report_sections
 from core.report.text import width, wrap
 from core.run_summary import summarise

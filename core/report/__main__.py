@@ -17,7 +17,7 @@ from rich.console import Console
 from core.bundle import SUFFIX, read_bundle
 from core.errors import BatchscopeError
 from core.report.export import REPORTS, write_report
-from core.report.render import FORMATS
+from core.report.file_kinds import FORMATS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--figures", metavar="NAMES", help="names with commas between them, or all")
     p.add_argument("--formats", default=",".join(FORMATS), help="of the figures; default: %(default)s")
     p.add_argument("--width", type=float, default=8.5, metavar="CM", help="of the figures; one column is 8.5, two are 17.8")
+    p.add_argument("--figures-zip", action="store_true", help="all figures in one zip file")
     p.add_argument("--no-report", action="store_true", help="figures only")
     return p
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
     if not 4.0 <= args.width <= 60.0:
         options.error(f"the width is {args.width:g} cm; give 4 to 60")
     names = () if args.figures is None else None if args.figures == "all" else tuple(args.figures.split(","))
-    if args.no_report and names == ():
+    if args.no_report and names == () and not args.figures_zip:
         options.error("--no-report leaves nothing to do; name --figures")
     folder = args.out or args.bundle.parent
     try:
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
                 figures=names,
                 formats=formats,
                 width_cm=args.width,
+                zipped=args.figures_zip,
                 on_file=lambda name: status.update(f"writing {name}"),
             )
     except BatchscopeError as error:

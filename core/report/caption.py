@@ -49,13 +49,13 @@ def machine_of(info: ExecutorInfo, processor: str) -> str:
     return f"{processor}{threads}"
 
 
-def facts_of_snapshot(snapshot: EngineSnapshot) -> RunFacts:
-    """The facts of what a page shows."""
+def facts_of_snapshot(snapshot: EngineSnapshot, processor: str = "") -> RunFacts:
+    """The facts of what a page shows; `processor` is the machine's, where it is known."""
     info, config = snapshot.info, snapshot.config
     return RunFacts(
         info.model_label if info else config.model,
         info.dtype if info else config.dtype,
-        info.device if info else config.device,
+        machine_of(info, processor) if info else config.device,
         snapshot.load_label,
         config.seed,
         info.kind if info else "measured",

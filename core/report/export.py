@@ -20,13 +20,14 @@ from core.perfetto_trace import trace_bytes
 from core.replay_view import ReplayView
 from core.report.caption import Caption, facts_of_bundle
 from core.report.figures import Figure, FigureSet
+from core.report.file_kinds import FORMATS, file_name
 from core.report.html import report_html
 from core.report.pdf import report_pdf
 from core.report.print_spec import print_spec
-from core.report.render import FORMATS, data_file, joined, picture
+from core.report.render import data_file, joined, picture
 from core.report.sections import report_sections
 
-REPORTS = ("html", "pdf", "trace")
+REPORTS = ("trace", "html", "pdf")
 FILE_NAMES = {"html": "report.html", "pdf": "report.pdf", "trace": "trace.json"}
 
 
@@ -101,12 +102,6 @@ def figure_data(figure: Figure) -> pd.DataFrame:
     return main if main is not None else joined({name: part for name, part in figure.data.items() if name})
 
 
-def file_name(figure: str, fmt: str) -> str:
-    """NAME.png, NAME@2x.png, NAME.csv, ..."""
-    kind, _, scale = fmt.partition("@")
-    return f"{figure}{'@' + scale if scale else ''}.{kind}"
-
-
 def write_report(
     bundle: RunBundle,
     folder: Path,
@@ -116,12 +111,14 @@ def write_report(
     figures: Iterable[str] | None = (),
     formats: Iterable[str] = FORMATS,
     width_cm: float = 8.5,
+    zipped: bool = False,
     on_file: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
     """Write reports and figures of a bundle, each file whole or not at all; returns their paths.
 
     Args:
         figures: names of figures, () for none, None for all.
+        zipped: write all figures in all formats as one zip file.
 
     Raises:
         ExportError: if a file cannot be written or a figure is not known.
@@ -138,4 +135,8 @@ def write_report(
         for name, content in made.figure_files(figures, formats, width_cm):
             on_file(name)
             written.append(write_bytes(target / name, content))
+    if zipped:
+        name = f"{stem}.figures.zip"
+        on_file(name)
+        written.append(write_bytes(folder / name, made.figures_zip(formats)))
     return written

@@ -20,17 +20,10 @@ import vl_convert
 
 from core.bundle_tables import parquet_bytes
 from core.errors import ExportError
+from core.report.file_kinds import FORMATS
 from core.report.text import FAMILY
 
 FONT_FOLDER = Path(__file__).resolve().parents[2] / "assets" / "fonts"
-FORMATS = ("png", "png@2x", "png@3x", "svg", "pdf", "csv", "parquet")
-MIME = {
-    "png": "image/png",
-    "svg": "image/svg+xml",
-    "pdf": "application/pdf",
-    "csv": "text/csv",
-    "parquet": "application/vnd.apache.parquet",
-}
 _PPI = 96.0
 _VEGA_PPI = 72.0
 
@@ -117,8 +110,12 @@ def data_file(data: pd.DataFrame | pa.Table, fmt: str) -> bytes:
     return out.getvalue()
 
 
-def joined(parts: dict[str, pd.DataFrame | pa.Table]) -> pd.DataFrame:
-    """Several data sets of one figure as one table; the column `set` says of which each row is."""
-    frames = [(part.to_pandas() if isinstance(part, pa.Table) else part).assign(set=name) for name, part in parts.items()]
+def _frame(part: Any) -> pd.DataFrame:
+    return part.to_pandas() if isinstance(part, pa.Table) else part if isinstance(part, pd.DataFrame) else pd.DataFrame(part)
+
+
+def joined(parts: dict[str, Any]) -> pd.DataFrame:
+    """Several data sets of one figure (frames, tables or rows) as one table; the column `set` says of which each row is."""
+    frames = [_frame(part).assign(set=name) for name, part in parts.items()]
     found: pd.DataFrame = pd.concat([f for f in frames if len(f)] or frames[:1], ignore_index=True)
     return found

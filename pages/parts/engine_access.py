@@ -19,12 +19,15 @@ from streamlit import runtime
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from core import scenario_follow
+from core.bundle import RunBundle
 from core.clock import WallClock
 from core.comparison import Comparison, Runs
 from core.control import AuditEntry
 from core.errors import BatchscopeError
+from core.live_bundle import bundle_of
 from core.load_spec import LoadSpec
 from core.records import RequestRecord, StepRecord
+from core.replay_view import ReplayView
 from core.request import SamplingParams
 from core.snapshot import EngineSnapshot
 
@@ -36,6 +39,7 @@ _installed: list[Any] = []
 _tabs: dict[str, str] = {}
 """Session id -> Streamlit's id of the browser tab behind it; a tab that is gone gives control back at once."""
 MAX_TABS = 1000
+_REPLAY = "replay_view"
 _UNANSWERED = "unanswered_commands"
 
 
@@ -114,6 +118,16 @@ class Access:
         """The last commands, newest first."""
         entries: tuple[AuditEntry, ...] = self._live.audit()
         return entries
+
+    @property
+    def is_replay(self) -> bool:
+        """True where what is shown is a recorded run."""
+        return isinstance(self._live, ReplayView)
+
+    def bundle_source(self) -> Callable[[], RunBundle]:
+        """What makes a bundle of the run that is shown; it may be called in another thread and takes its time."""
+        live = self._live
+        return lambda: bundle_of(live)
 
     def story(self, request_id: str) -> Any:
         """Everything that happened to a request."""
@@ -289,5 +303,17 @@ class Access:
 
 
 def engine() -> Access:
-    """The engine of this process, for this session."""
-    return Access(_live(), session_id())
+    """What this session looks at: the engine of this process, or the replay that it has opened."""
+    view = replay()
+    return Access(_live() if view is None else view, session_id())
+
+
+def replay() -> ReplayView | None:
+    """The replay that this session looks at; None while it looks at the live engine."""
+    view: ReplayView | None = st.session_state.get(_REPLAY)
+    return view
+
+
+def show_replay(view: ReplayView | None) -> None:
+    """Put a replay in the place of the engine, for this session alone; None goes back to the live engine."""
+    st.session_state[_REPLAY] = view

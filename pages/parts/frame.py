@@ -19,7 +19,9 @@ import streamlit as st
 from core.charts import formats, style
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot
+from pages.parts import save_as
 
+_HEAD = "figure_head"
 _SHEET = Path(__file__).resolve().parents[2] / "assets" / "page.css"
 
 
@@ -89,6 +91,7 @@ def figure_head(title: str, aside: str = "", *, how: str = "") -> None:
         how: one line that says how to read it.
     """
     read = f"<p>{html.escape(how)}</p>" if how else ""
+    st.session_state[_HEAD] = (title, aside)
     st.html(f'<div class="bs-figure"><div><h2>{html.escape(title)}</h2><span>{html.escape(aside)}</span></div>{read}</div>')
 
 
@@ -115,6 +118,8 @@ def chart(data: Any, spec: dict[str, Any], *, key: str, alt: str) -> None:
         spec: the same object at every tick (build it once, for each theme).
         alt: what the figure shows, for those who do not see it.
     """
+    title, span = st.session_state.get(_HEAD, (alt, ""))
+    save_as.control(key, spec, data, title=title, span=span, theme=theme())
     zooms = scale_params(spec)
     if zooms:
         st.vega_lite_chart(data, spec, key=key, theme=None, width="stretch", alt=alt, on_select="rerun", selection_mode=zooms)

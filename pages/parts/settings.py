@@ -62,6 +62,9 @@ def _last_answer(group: str) -> None:
 def _control(access: Access, locked: bool) -> None:
     if not locked:
         return
+    if access.is_replay:
+        st.caption("A replay: these are the settings of the recorded run, at the step that is shown.")
+        return
     holder = access.holder or "Nobody"
     st.caption(frame.plain(f"{holder} has control; this session watches."))
     token = st.text_input("Control token", type="password", key="control_token") if access.needs_token else None

@@ -17,7 +17,7 @@ import streamlit as st
 
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot
-from pages.parts import engine_access, frame, status_bar, travel
+from pages.parts import engine_access, frame, replay, status_bar, travel
 
 Render = Callable[[EngineSnapshot, Sequence[StepRecord]], None]
 HISTORY_STEPS = 300
@@ -69,15 +69,17 @@ def _tick(question: str, about: str, render: Render, history_steps: int, look_ba
         st.switch_page(page, query_params={k: v for k, v in st.query_params.items() if k in KEPT_PARAMETERS})
     began = time.perf_counter()
     access = engine_access.engine()
+    replay.follow()
     access.heartbeat()
     snapshot = access.latest()
     _renew_settings(access, snapshot)
     status_bar.status_bar(snapshot, tick_s=st.session_state.get("tick_s"))
+    replay.bar()
     frame.heading(question, about)
     frame.notice(snapshot)
     for refusal in access.late_refusals():
         st.toast(frame.plain(refusal), icon=":material/block:")
-    if look_back:
+    if look_back and not access.is_replay:
         pictures = access.pictures()
         shown = travel.picture_to_show(snapshot, pictures)
         travel.slider(snapshot, shown, pictures)

@@ -1,0 +1,48 @@
+"""The run that the dashboard shows as a bundle: the live engine's so far, or the one that is replayed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core.bundle import RunBundle, make_bundle
+from core.replay_view import ReplayView
+from core.run_record import CommandEntry, FailureEntry, RunRecord
+
+LIVE_NAME = "dashboard run"
+
+
+def _last_moment(record: RunRecord) -> tuple[int, float]:
+    """(step, time) of the last recorded decision."""
+    for entry in reversed(record.entries):
+        if not isinstance(entry, CommandEntry):
+            return entry.output.step, entry.failed_s if isinstance(entry, FailureEntry) else entry.answered_s
+    return 0, 0.0
+
+
+def bundle_of(live: Any) -> RunBundle:
+    """The bundle of a live engine's run so far, or of a replay; takes a while for a long run, so call it off the engine's thread.
+
+    Args:
+        live: `core.live_view.LiveView` or `core.replay_view.ReplayView`.
+
+    Raises:
+        ControlRefused: while the engine starts, or if it records nothing.
+    """
+    if isinstance(live, ReplayView) and live.bundle is not None:
+        return live.bundle
+    record: RunRecord = live.run_record()
+    picture = live.latest()
+    step, time_s = _last_moment(record)
+    # Steps and requests that came between the two readings belong to a later bundle.
+    steps = tuple(r for r in live.history(-1) if r.step <= step)
+    requests = tuple(r for r in reversed(live.requests()) if r.finished_s <= time_s)
+    return make_bundle(
+        record,
+        steps,
+        requests,
+        name=LIVE_NAME,
+        load=picture.load_label,
+        seed=record.header.config.seed,
+        ceilings=picture.ceilings,
+        note="" if record.truncated else f"was taken at step {step}; the engine ran on",
+    )
