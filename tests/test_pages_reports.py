@@ -35,8 +35,7 @@ HARNESS = """
 import streamlit as st
 from pathlib import Path
 
-names = "home live kv_blocks roofline latency story scheduler what_if prompt failure_modes reports".split()
-files = [Path({root!r}) / "pages" / f"{{name}}.py" for name in names]
+files = [f for f in sorted((Path({root!r}) / "pages").glob("*.py")) if f.stem != "main"]
 st.navigation([st.Page(file, default=file.stem == {first!r}) for file in files]).run()
 """
 
