@@ -7,7 +7,10 @@ A simulation is pure Python for a second or so; run in a thread it would take th
 
 from __future__ import annotations
 
+import os
 import pickle
+import threading
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -20,6 +23,7 @@ from core.sim_result import SimulationResult
 from core.whatif import Sensitivity, WhatIf, sensitivity
 
 IDLE_S = 300
+PARENT_CHECK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,17 @@ def key_of(*parts: Any) -> str:
     return blake2b(pickle.dumps(parts), digest_size=16).hexdigest()
 
 
+def _end_with(parent_pid: int) -> None:
+    """In a worker: end soon after the process that started it, however that ended."""
+
+    def watch() -> None:
+        while os.getppid() == parent_pid:
+            time.sleep(PARENT_CHECK_S)
+        os._exit(0)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
 def _ready() -> bool:
     return True
 
@@ -60,7 +75,7 @@ class SimulationJobs:
     """
 
     def __init__(self, workers: int = 1) -> None:
-        self._pool = ProcessPoolExecutor(max_workers=workers, timeout=IDLE_S)
+        self._pool = ProcessPoolExecutor(max_workers=workers, timeout=IDLE_S, initializer=_end_with, initargs=(os.getpid(),))
 
     def warm(self) -> Future[bool]:
         """Start a worker, so that the first question does not wait for its imports."""

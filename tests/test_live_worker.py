@@ -179,6 +179,7 @@ def test_the_end_of_the_process_is_the_end_of_the_worker(how, tmp_path):
 
             if __name__ == "__main__":
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits it ignored
                 live = get_live(EngineConfig(model="tiny", dtype="float32", executor="worker"), load=LoadSpec(rate_per_s=20.0))
                 while live.latest().step < 5:
                     time.sleep(0.02)

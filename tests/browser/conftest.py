@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = Path(os.environ.get("BATCHSCOPE_PICTURES") or ROOT / "build" / "pictures")
@@ -91,7 +91,8 @@ def stop_dashboard(dashboard: Dashboard) -> float:
 def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     if CHROMIUM is None:
         pytest.skip("chromium is not on the path")
-    running = start_dashboard(tmp_path_factory.mktemp("dashboard"))
+    # Few users: on two cores the engine would otherwise leave the browser too little to paint with.
+    running = start_dashboard(tmp_path_factory.mktemp("dashboard"), BATCHSCOPE_USERS="6", BATCHSCOPE_THINK_S="3")
     yield running
     stop_dashboard(running)
 
@@ -106,12 +107,20 @@ def browser() -> Iterator[Browser]:
         running.close()
 
 
+@pytest.fixture(scope="module")
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """One set of cookies and one cache for a module: scripts are fetched and compiled once, as for a person."""
+    opened = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="dark")
+    opened.set_default_timeout(60_000)
+    yield opened
+    opened.close()
+
+
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="dark")
-    context.set_default_timeout(60_000)
-    yield context.new_page()
-    context.close()
+def page(context: BrowserContext) -> Iterator[Page]:
+    opened = context.new_page()
+    yield opened
+    opened.close()
 
 
 def status_bar(page: Page) -> str:

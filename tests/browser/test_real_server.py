@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.browser.conftest import PICTURES, Dashboard, open_page, status_bar, step_number, stop_dashboard, wait_for_tokens
 
@@ -41,13 +42,25 @@ def test_tokens_flow_soon_after_the_start(page: Page, dashboard: Dashboard) -> N
     assert step_number(page) > first, "the page stands still while the engine runs"
 
 
+@pytest.fixture(scope="module")
+def visitor(context: BrowserContext, dashboard: Dashboard) -> Iterator[Page]:
+    """One tab that goes from page to page by the menu, as a person does."""
+    opened = context.new_page()
+    open_page(opened, dashboard, "", PAGES[""])
+    yield opened
+    opened.close()
+
+
 @pytest.mark.parametrize("path", sorted(PAGES))
-def test_every_page_shows_the_live_engine(path: str, page: Page, dashboard: Dashboard) -> None:
+def test_every_page_shows_the_live_engine(path: str, visitor: Page) -> None:
+    page = visitor
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
-    open_page(page, dashboard, path, PAGES[path])
+    if path:
+        page.locator(f'[data-testid="stSidebarNavLink"][href$="/{path}"]').click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text(PAGES[path], timeout=60_000)
     wait_for_tokens(page)
-    page.wait_for_timeout(3000)
+    page.wait_for_timeout(1500)
     assert "SmolLM2-135M" in status_bar(page)
     expect(page.get_by_text("This page failed")).to_have_count(0)
     expect(page.locator("[data-testid=stException]")).to_have_count(0)
@@ -64,7 +77,7 @@ def test_the_dashboard_watches_itself_over_its_own_port(page: Page, dashboard: D
     expect(row).to_contain_text("live", timeout=30_000)
     expect(row.locator("td").nth(5)).to_contain_text(re.compile(r"[1-9]"), timeout=30_000)
     expect(page.get_by_text("the server's own counters")).to_be_visible(timeout=30_000)
-    page.wait_for_timeout(6_000)
+    page.wait_for_timeout(3_000)
     PICTURES.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=PICTURES / "attach.png")
 
