@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.browser.conftest import PICTURES, ROOT, free_port, status_bar, step_number
 from tests.browser.test_block_canvas_browser import _wait_for, canvas_of
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("scenery")]
 
 STORED = Path(__file__).resolve().parent / "pictures"
 CELL = 24
@@ -114,6 +114,7 @@ def test_a_script_in_a_prompt_stays_text(page: Page, playing: str) -> None:
     assert page.locator("a[href^='javascript']").count() == 0
 
 
+@pytest.mark.slow
 def test_a_link_restores_page_tab_colour_and_request(page: Page, frozen: str) -> None:
     visit(page, f"{frozen}/live")
     row = page.locator(".running [data-id]").nth(1)
@@ -150,6 +151,7 @@ def test_pointing_at_a_request_shows_it_in_sets_gantt_blocks_and_roofline(page: 
     until(page, lambda: page.locator(".row.linked").count() == 1, "a lane of the Gantt points at a row")
 
 
+@pytest.mark.slow
 def test_the_gantt_keeps_its_zoom_through_refreshes(page: Page, playing: str) -> None:
     page.set_viewport_size({"width": 1440, "height": 1800})
     visit(page, f"{playing}/live")
@@ -189,6 +191,7 @@ def test_looking_back_holds_a_step_and_follow_returns(page: Page, playing: str) 
     until(page, lambda: "step=" not in page.url and "ago" not in held.inner_text(), "F follows again")
 
 
+@pytest.mark.slow
 def test_keys_open_pages_and_kiosk_but_not_while_one_types(page: Page, playing: str) -> None:
     visit(page, f"{playing}/live")
     page.locator("h1").first.click()
@@ -242,6 +245,7 @@ def test_a_frozen_step_looks_as_it_did(browser: Browser, frozen: str, path: str,
     assert differing < 0.06, f"{differing:.1%} of the picture differs from {stored}; see {PICTURES / name}"
 
 
+@pytest.mark.slow
 def test_a_canvas_has_words_and_a_table_beside_it(page: Page, frozen: str) -> None:
     visit(page, f"{frozen}/live?live_details=Table+view")
     expect(page.get_by_text("All requests as a table")).to_be_visible()
