@@ -218,6 +218,7 @@ def cells(picture: Path) -> np.ndarray:
     return np.asarray(image.resize(size, Image.Resampling.BOX), dtype=float)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "theme", "width"),
     [("live", "dark", 1440), ("kv_blocks", "light", 1440), ("roofline", "dark", 1440), ("live", "light", 390)],
