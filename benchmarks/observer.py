@@ -22,8 +22,6 @@ import multiprocessing
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,12 +31,11 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.dashboard_server import ROOT, START_LIMIT_S, serving
 from benchmarks.load import median_and_spread
 from benchmarks.observed_app_loop import busy_loop
 from benchmarks.report import print_json_line, print_table
 
-ROOT = Path(__file__).resolve().parents[1]
-START_LIMIT_S = 240.0
 SETTLE_S = 2.0
 _TOKENS = re.compile(r"^vllm:generation_tokens_total\{[^}]*\} (\S+)$", re.MULTILINE)
 
@@ -60,38 +57,22 @@ def throughput(url: str, seconds: float) -> float:
 @contextlib.contextmanager
 def served(switch: Path, users: int, seed: int) -> Iterator[str]:
     """The dashboard under a saturating load; yields its address once tokens flow."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     environment = {
-        **os.environ,
         "BATCHSCOPE_BUSY_FILE": str(switch),
         "BATCHSCOPE_USERS": str(users),
         "BATCHSCOPE_THINK_S": "0",
         "BATCHSCOPE_SEED": str(seed),
     }
-    command = [sys.executable, "-m", "uvicorn", "benchmarks.observed_app:app", "--port", str(port), "--no-access-log"]
-    server = subprocess.Popen(command, cwd=ROOT, env=environment)
-    url = f"http://127.0.0.1:{port}"
-    try:
+    with serving("benchmarks.observed_app:app", environment) as (url, server):
         deadline_s = time.monotonic() + START_LIMIT_S
-        while True:
+        while tokens_so_far(url) == 0:
             if server.poll() is not None:
                 raise SystemExit(f"the dashboard ended at its start with status {server.returncode}")
             if time.monotonic() > deadline_s:
                 raise SystemExit(f"no token within {START_LIMIT_S:.0f} s of the start")
-            with contextlib.suppress(httpx.HTTPError):
-                if tokens_so_far(url) > 0:
-                    break
             time.sleep(0.5)
         time.sleep(3 * SETTLE_S)
         yield url
-    finally:
-        server.send_signal(signal.SIGTERM)
-        try:
-            server.wait(15)
-        except subprocess.TimeoutExpired:
-            server.kill()
 
 
 @contextlib.contextmanager
