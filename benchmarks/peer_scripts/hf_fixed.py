@@ -1,6 +1,6 @@
 """Runs inside the peer's own environment: Hugging Face generate in fixed, padded batches.
 
-    python hf_fixed.py MODEL_FOLDER WORKLOAD BATCH ALONE_TOKENS    the last line is JSON
+    python hf_fixed.py MODEL_FOLDER WORKLOAD BATCH ALONE_TOKENS [DTYPE]    the last line is JSON
 
 A batch lasts as long as its longest member; only tokens that a request asked for count.
 """
@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM
 
 def main() -> None:
     folder, workload, batch, alone = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    dtype = sys.argv[5] if len(sys.argv) > 5 else "bfloat16"
     requests = json.loads(Path(workload).read_text(encoding="utf-8"))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
     def generate(rows: list, tokens: int) -> float:
         width = max(len(r["prompt"]) for r in rows)

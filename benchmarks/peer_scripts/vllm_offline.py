@@ -1,6 +1,6 @@
 """Runs inside the peer's own environment: vLLM's offline engine on a CPU.
 
-python vllm_offline.py MODEL_FOLDER WORKLOAD SEATS ALONE_TOKENS    the last line is JSON
+python vllm_offline.py MODEL_FOLDER WORKLOAD SEATS ALONE_TOKENS [DTYPE]    the last line is JSON
 """
 
 import json
@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
+os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")  # its threads on every core, as the others have
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
@@ -17,10 +18,9 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     folder, workload, seats, alone = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    dtype = sys.argv[5] if len(sys.argv) > 5 else "bfloat16"
     requests = json.loads(Path(workload).read_text(encoding="utf-8"))
-    llm = LLM(
-        folder, dtype="bfloat16", max_model_len=2048, max_num_seqs=seats, enable_prefix_caching=False, skip_tokenizer_init=True
-    )
+    llm = LLM(folder, dtype=dtype, max_model_len=2048, max_num_seqs=seats, enable_prefix_caching=False, skip_tokenizer_init=True)
     prompts = [{"prompt_token_ids": r["prompt"]} for r in requests]
 
     def run(chosen: list, tokens: list) -> float:
