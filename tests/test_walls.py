@@ -80,10 +80,15 @@ def pure_modules() -> frozenset[str]:
     return frozenset(present).union(*(graph().find_upstream_modules(m) for m in present))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
 def trees(folder: Path) -> Iterator[tuple[Path, ast.Module]]:
     """Every Python file of a folder, parsed."""
     for path in sorted(folder.rglob("*.py")):
-        yield path, ast.parse(path.read_text(), str(path))
+        yield path, parsed(path)
 
 
 def dotted(node: ast.expr) -> str:
@@ -155,7 +160,7 @@ def test_pages_see_pictures_not_the_engine() -> None:
     files = [(ROOT / "app.py"), *sorted((ROOT / "pages").rglob("*.py"))]
     assert len(files) > 1
     for path in files:
-        for module, name, line in direct_imports(ast.parse(path.read_text(), str(path))):
+        for module, name, line in direct_imports(parsed(path)):
             assert not below(module, (*wrong, "core.runtime")), f"{path}:{line} imports {module}"
             assert not below(f"{module}.{name}", (*wrong, "core.runtime")), f"{path}:{line} imports {module}.{name}"
             assert (module, name) not in wrong_names, f"{path}:{line} imports {name}"
