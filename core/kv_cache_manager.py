@@ -187,11 +187,13 @@ class KVCacheManager:
         chain = table.chain
         if chain is None:
             return
-        full = num_computed_tokens // self.block_size
-        while table.num_published < full:
-            index = table.num_published
-            self.pool.publish(table.block_ids[index], chain.key(index))
-            table.num_published = index + 1
+        full, known = num_computed_tokens // self.block_size, table.num_published
+        if known >= full:
+            return
+        enter = self.pool.publish
+        for block_id, key in zip(table.block_ids[known:full], chain.keys(known, full), strict=True):
+            enter(block_id, key)
+        table.num_published = full
 
     def release(self, request_id: str, step: int) -> int:
         """Give all blocks of a request back; return how many are not live any more."""

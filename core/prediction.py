@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from core.calibration import Calibration
 from core.config import EngineConfig
 from core.devices import DeviceSpec
 from core.executor import ExecutorInfo
 from core.records import RequestRecord, StepRecord
 from core.run_summary import summarise
 from core.sim_result import SimulationResult
+from core.step_timer import StepCoefficients
 from core.traces.replay_prompts import block_tokens
 from core.whatif import WhatIf
 from core.workload import Arrival
@@ -41,7 +41,7 @@ class Pair:
         return self.predicted / self.measured - 1.0
 
 
-_FIGURES = (
+COMPARED = (
     ("output_tokens_per_s", "output_tokens_per_s", "tokens/s"),
     ("ttft_p50", "ttft_p50_s", "s"),
     ("ttft_p99", "ttft_p99_s", "s"),
@@ -55,6 +55,7 @@ _FIGURES = (
     ("full_batch_share", "full_batch_share", "share"),
     ("preemptions", "preemptions", "requests"),
 )
+"""Figure of a predicted run, field of a measured one, unit."""
 
 
 def pair_run(result: SimulationResult, records: Sequence[StepRecord], requests: Sequence[RequestRecord]) -> tuple[Pair, ...]:
@@ -64,7 +65,7 @@ def pair_run(result: SimulationResult, records: Sequence[StepRecord], requests: 
         records: the measured steps, oldest first; requests: the measured requests that ended.
     """
     measured = summarise(records, requests)
-    return tuple(Pair(name, unit, result.figure(name), measured.value(field)) for name, field, unit in _FIGURES)
+    return tuple(Pair(name, unit, result.figure(name), measured.value(field)) for name, field, unit in COMPARED)
 
 
 @lru_cache(maxsize=256)
@@ -101,7 +102,7 @@ def live_arrivals(requests: Sequence[RequestRecord], vocab_size: int) -> tuple[A
 
 
 def this_machine(
-    config: EngineConfig, info: ExecutorInfo, device: DeviceSpec, calibration: Calibration, arrivals: tuple[Arrival, ...] = ()
+    config: EngineConfig, info: ExecutorInfo, device: DeviceSpec, law: StepCoefficients, arrivals: tuple[Arrival, ...] = ()
 ) -> WhatIf:
     """The live engine as a what-if: its knobs and pool, and the law fitted to its own steps."""
     limit = info.spec.max_model_len
@@ -109,11 +110,12 @@ def this_machine(
         model=info.spec,
         device=device,
         scheduler=config.scheduler,
-        coefficients=calibration.coefficients,
+        coefficients=law,
         block_size=config.cache.block_size,
         num_blocks=config.cache.num_blocks,
         num_swap_blocks=config.cache.num_swap_blocks,
         enable_prefix_caching=config.cache.enable_prefix_caching,
+        eviction_policy=config.cache.eviction_policy,
         weight_dtype=info.dtype if config.weight_dtype == "same" else config.weight_dtype,
         kv_dtype=info.dtype,
         head_dtype=info.dtype,

@@ -70,6 +70,12 @@ class PrefixChain:
             self._extend(index + 1)
         return keys[index]
 
+    def keys(self, start: int, stop: int) -> list[bytes]:
+        """Keys of the full blocks start to stop - 1."""
+        if stop > len(self._keys):
+            self._extend(stop)
+        return self._keys[start:stop]
+
     def _extend(self, count: int) -> None:
         keys, size = self._keys, self._block_size
         start = len(keys)
@@ -93,9 +99,12 @@ class QuickChain(PrefixChain):
     def _extend(self, count: int) -> None:
         keys, size, request = self._keys, self._block_size, self._request
         parent = keys[-1] if keys else request_root(request.tenant, request.cache_salt)
-        for index in range(len(keys), count):
-            tokens = tokens_between(request, index * size, (index + 1) * size)
+        prompt = request.prompt_token_ids
+        for start in range(len(keys) * size, count * size, size):
+            tokens = prompt[start : start + size]
             if len(tokens) != size:
-                raise IndexError(f"block {index} of request {request.request_id} is not full yet")
+                tokens = tokens_between(request, start, start + size)
+                if len(tokens) != size:
+                    raise IndexError(f"block {start // size} of request {request.request_id} is not full yet")
             parent = hash((parent, tokens)).to_bytes(8, "little", signed=True)
             keys.append(parent)

@@ -55,6 +55,29 @@ class RandomPrompts:
         return self.cut(np.random.default_rng([index, num_tokens]), num_tokens)
 
 
+class StandInPrompts:
+    """Prompts for simulations, in which no model reads the ids: a window of fixed random ids behind one drawn first id.
+
+    A prefix cache finds what it would find with random prompts, nothing but the shared prefixes: two windows begin with
+    the same block with a likelihood of 2**-43. The first id may lie beyond any vocabulary. A prompt costs one draw.
+    """
+
+    _ring: tuple[int, ...] = tuple(np.random.default_rng(0).integers(3, 32_000, size=1 << 14).tolist())
+
+    def cut(self, rng: np.random.Generator, num_tokens: int) -> tuple[int, ...]:
+        drawn = int(rng.bit_generator.random_raw())
+        return self._window(drawn & 0x7FFFFFFF, (drawn >> 31) & 0xFFF, num_tokens)
+
+    def prefix(self, index: int, num_tokens: int) -> tuple[int, ...]:
+        return self._window(index, index * 7919 % len(self._ring), num_tokens)
+
+    def _window(self, first: int, start: int, num_tokens: int) -> tuple[int, ...]:
+        ring, stop = self._ring, start + num_tokens - 1
+        if stop > len(ring):
+            ring = ring * (stop // len(ring) + 1)
+        return (first, *ring[start:stop])
+
+
 class TextPrompts:
     """Windows of a tokenised text, or chat prompts round a question.
 

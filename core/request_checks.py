@@ -31,6 +31,7 @@ class Engine(Protocol):
     requests: dict[str, Request]
     max_model_len: int
     vocab_size: int | None
+    checks_fields: bool
 
     @property
     def num_waiting(self) -> int: ...
@@ -42,7 +43,8 @@ def check_request(request: Request, engine: Engine) -> None:
     Raises:
         RequestRefused: with the numbers found and the limits.
     """
-    check_fields(request, engine.vocab_size)
+    if engine.checks_fields:
+        check_fields(request, engine.vocab_size)
     rid = request.request_id
     twin = engine.requests.get(rid)
     if twin is not None:

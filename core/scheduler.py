@@ -249,8 +249,8 @@ class Scheduler(SchedulerReadout):
         return events
 
     def tell_no_stories(self) -> None:
-        """For a simulation: no stories, quick names for blocks; steps are booked by `update_quietly`."""
-        self._state.tells_stories = False
+        """For a simulation: no stories, quick names for blocks, no checks of fields; steps are booked by `update_quietly`."""
+        self._state.tells_stories = self._state.checks_fields = False
         self._state.kv.chain_kind = QuickChain
 
     def update_quietly(self, sampled: Sequence[int], now: float) -> None:

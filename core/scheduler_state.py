@@ -117,6 +117,7 @@ class SchedulerState:
         self.kv = KVCacheManager(cache, kv_bytes_per_token)
         self.step = 0
         self.tells_stories = True  # False in a simulation: nobody reads them
+        self.checks_fields = True  # False in a simulation, which makes its requests from a checked load
         self.num_arrivals = 0
         self.boundary_arrivals = 0  # arrivals before the latest decision
         self.requests: dict[str, Request] = {}

@@ -24,19 +24,21 @@ from core.executor import ExecutorInfo
 from core.memory_plan import weight_memory_bytes
 from core.model_spec import SMOLLM2_135M, TINY, ModelSpec
 from core.models_catalog import MODELS
-from core.outputs import ModelRunnerOutput, SchedulerOutput, StepTiming
-from core.step_timer import RooflineTimer, StepTimer, step_seconds
+from core.outputs import ModelRunnerOutput, SchedulerOutput
+from core.step_composition import sum_columns
+from core.step_timer import RooflineTimer, StepTimer
 
 DEFAULT_DEVICE = "H100 SXM"
 _STRIDE = 0x9E3779B1  # odd, so that places of one request get different tokens for any vocabulary
 
 
 class PricedStep(NamedTuple):
-    """What a step came to: sums over all that ran, sums over what was useful, and the columns."""
+    """What a step came to: sums over all that ran, sums over what was useful, and the bytes of copied blocks."""
 
     run: StepSums
     useful: StepSums
-    composition: StepComposition
+    swap_bytes: float
+    copy_bytes: float
 
 
 class SimExecutor:
@@ -104,7 +106,8 @@ class SimExecutor:
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Price the step, let its time pass, answer each row that samples."""
-        timing = self._pass_time(scheduler_output)
+        priced = self._pass_time(scheduler_output)
+        timing = self._timer.predict(priced.run, priced.swap_bytes, priced.copy_bytes)
         tokens = self._tokens(scheduler_output)
         rows = compress(scheduler_output.request_ids, scheduler_output.samples)
         return ModelRunnerOutput(scheduler_output.step, tuple(zip(rows, tokens, strict=True)), timing)
@@ -114,13 +117,18 @@ class SimExecutor:
         self._pass_time(scheduler_output)
         return self._tokens(scheduler_output)
 
-    def _pass_time(self, scheduler_output: SchedulerOutput) -> StepTiming:
-        composition = StepComposition.from_scheduler_output(scheduler_output, self._block_bytes)
-        run = composition.padded_sums(self._window)
-        self.last = PricedStep(run, composition.sums(self._window) if composition.padded_rows else run, composition)
-        timing = self._timer.predict(run, composition.swap_bytes, composition.copy_bytes)
-        self._clock.advance(step_seconds(timing))
-        return timing
+    def _pass_time(self, output: SchedulerOutput) -> PricedStep:
+        swaps = len(output.swap_in) + len(output.swap_out)
+        swap_bytes = swaps * self._block_bytes if swaps else 0.0
+        copy_bytes = len(output.copy_blocks) * self._block_bytes if output.copy_blocks else 0.0
+        if output.padded_rows:
+            composition = StepComposition.from_scheduler_output(output, self._block_bytes)
+            run, useful = composition.padded_sums(self._window), composition.sums(self._window)
+        else:
+            run = useful = sum_columns(output.num_scheduled_tokens, output.num_computed_tokens, output.samples, self._window)
+        priced = self.last = PricedStep(run, useful, swap_bytes, copy_bytes)
+        self._clock.advance(self._timer.seconds(run, swap_bytes, copy_bytes))
+        return priced
 
     def resize(self, num_blocks: int, block_size: int, num_swap_blocks: int) -> None:
         """Take another size of the pool and forget every request."""

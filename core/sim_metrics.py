@@ -3,7 +3,7 @@
     step    -> sums, time by what bound the batch, a series of at most 1,024 points
     request -> TTFT, TPOT, E2E, queue time (8 bytes each), gaps into a histogram of 1 % wide bins
 
-The definitions of the latencies are those of `core.latency`: a request's record comes from there.
+The definitions of the latencies are those of `core.latency`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from core.cost_model import CostModel, StepSums, experts_touched
-from core.latency import percentiles
+from core.latency import gaps_s, percentiles, slo_met, tpot_s
 from core.model_spec import ModelSpec
-from core.records import RequestRecord
+from core.request import Request
 from core.snapshot import Percentiles
 
 FINISHED = frozenset(("stop", "length", "capacity"))
@@ -229,30 +229,44 @@ class RequestSums:
             found = self.tenants[name] = TenantSums()
         return found
 
-    def end(self, record: RequestRecord) -> None:
-        """Take an ended request (not a refused one)."""
-        self.last_end_s = max(self.last_end_s, record.finished_s)
-        if record.slo_met is not None:
-            self.with_slo += 1
-            self.met_slo += record.slo_met
-        self.gaps.extend(record.itl_s)
-        self.output_tokens += record.output_tokens
-        tenant = self.tenant(record.tenant)
-        tenant.output_tokens += record.output_tokens
-        if record.ttft_s is not None:
-            self.ttft_s.append(record.ttft_s)
-            tenant.ttft_s.append(record.ttft_s)
-        if record.queue_s is not None:
-            self.queue_s.append(record.queue_s)
-        if record.finish_reason not in FINISHED:
+    def end(self, request: Request) -> None:
+        """Take an ended request (not a refused one).
+
+        Raises:
+            ValueError: if it has not ended.
+        """
+        ended_s, arrival_s = request.finished_time_s, request.arrival_time_s
+        if ended_s is None:
+            raise ValueError(f"request {request.request_id} is {request.status}; only an ended one can be counted")
+        self.last_end_s = max(self.last_end_s, ended_s)
+        first_s, tokens = request.first_token_time_s, len(request.output_token_ids)
+        ttft_s = None if first_s is None else first_s - arrival_s
+        gaps = gaps_s(request.token_times_s)
+        self.gaps.extend(gaps)
+        slo = request.slo
+        if slo.ttft_s is not None or slo.itl_s is not None:
+            met = slo_met(request, ttft_s, max(gaps, default=None))
+            if met is not None:
+                self.with_slo += 1
+                self.met_slo += met
+        self.output_tokens += tokens
+        tenant = self.tenant(request.tenant)
+        tenant.output_tokens += tokens
+        if ttft_s is not None:
+            self.ttft_s.append(ttft_s)
+            tenant.ttft_s.append(ttft_s)
+        if request.admitted_time_s is not None:
+            self.queue_s.append(request.admitted_time_s - arrival_s)
+        if request.finish_reason not in FINISHED:
             self.cancelled += 1
             return
         self.finished += 1
-        self.prompt_tokens += record.prompt_tokens
+        self.prompt_tokens += request.num_prompt_tokens
         tenant.finished += 1
-        self.e2e_s.append(record.e2e_s)
-        if record.tpot_s is not None:
-            self.tpot_s.append(record.tpot_s)
+        self.e2e_s.append(ended_s - arrival_s)
+        each_s = tpot_s(ended_s - arrival_s, ttft_s, tokens)
+        if each_s is not None:
+            self.tpot_s.append(each_s)
 
 
 def percentiles_of(values: array[float]) -> Percentiles:

@@ -16,7 +16,6 @@ from typing import Protocol
 
 from core.clock import VirtualClock
 from core.errors import BatchscopeError, ConfigError, RequestRefused
-from core.latency import request_record
 from core.outputs import SchedulerOutput
 from core.request import SLO, Request, SamplingParams
 from core.scheduler import Scheduler
@@ -235,7 +234,7 @@ class Simulation:
         else:
             self._jump(now)
         for request in scheduler.pop_ended():
-            self.requests.end(request_record(request))
+            self.requests.end(request)
             user = self._users.pop(request.request_id, None)
             if user is not None:
                 self.load.on_end(user, now)
@@ -257,9 +256,8 @@ class Simulation:
         priced, scheduler = self.executor.last, self.scheduler
         assert priced is not None
         s, duration_s = self.sums, now - start_s
-        columns = priced.composition
-        s.add_step(duration_s, priced.run, priced.useful, columns.swap_bytes, columns.copy_bytes)
-        if any(output.is_prefill):
+        s.add_step(duration_s, priced.run, priced.useful, priced.swap_bytes, priced.copy_bytes)
+        if True in output.is_prefill:
             s.prefill_tokens += sum(compress(output.num_scheduled_tokens, output.is_prefill))
         queued = output.num_waiting + len(scheduler.preempted)
         if queued:

@@ -83,19 +83,7 @@ class StepComposition:
 
     def sums(self, window: int | None = None) -> StepSums:
         """Sums over the live rows; `window` is the sliding window of the attention, if any."""
-        queries, before = self.query_tokens, self.context_before
-        rows = len(queries)
-        total = sum(queries)
-        sampled = sum(self.samples)
-        if window is not None:
-            pairs = tuple(zip(queries, before, strict=True))
-            read = sum(min(q + c, window + q - 1) for q, c in pairs)
-            return StepSums(rows, total, sampled, read, sum(attended_tokens(q, c, window) for q, c in pairs))
-        cached = sum(before)
-        if total == rows:  # decode only: every row attends to what it reads
-            return StepSums(rows, total, sampled, cached + rows, cached + rows)
-        triangle = (sum(map(mul, queries, queries)) + total) // 2
-        return StepSums(rows, total, sampled, cached + total, sum(map(mul, queries, before)) + triangle)
+        return sum_columns(self.query_tokens, self.context_before, self.samples, window)
 
     def padded_sums(self, window: int | None = None) -> StepSums:
         """Sums over what really runs: the padded rectangle of a fixed batch, else the live rows."""
@@ -106,6 +94,24 @@ class StepComposition:
         read = context if window is None else min(context, window + width - 1)
         sampled = rows if any(self.samples) else 0
         return StepSums(rows, rows * width, sampled, rows * read, rows * attended_tokens(width, context - width, window))
+
+
+def sum_columns(
+    queries: tuple[int, ...], before: tuple[int, ...], samples: tuple[bool, ...], window: int | None = None
+) -> StepSums:
+    """Sums over the rows of a step: query tokens, tokens cached before it, and which rows sample."""
+    rows = len(queries)
+    total = sum(queries)
+    sampled = sum(samples)
+    if window is not None:
+        pairs = tuple(zip(queries, before, strict=True))
+        read = sum(min(q + c, window + q - 1) for q, c in pairs)
+        return StepSums(rows, total, sampled, read, sum(attended_tokens(q, c, window) for q, c in pairs))
+    cached = sum(before)
+    if total == rows:  # decode only: every row attends to what it reads
+        return StepSums(rows, total, sampled, cached + rows, cached + rows)
+    triangle = (sum(map(mul, queries, queries)) + total) // 2
+    return StepSums(rows, total, sampled, cached + total, sum(map(mul, queries, before)) + triangle)
 
 
 def attended_tokens(query_tokens: int, context_before: int, window: int | None = None) -> int:

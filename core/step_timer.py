@@ -36,6 +36,10 @@ class StepTimer(Protocol):
         """Seconds of a step, padding included in `run`; `prepare_s` holds the cost outside the forward pass."""
         ...
 
+    def seconds(self, run: StepSums, swap_bytes: float = 0.0, copy_bytes: float = 0.0) -> float:
+        """All seconds of `predict` as one number, without building its parts: what a long simulation asks for."""
+        ...
+
 
 def predict_composition(timer: StepTimer, composition: StepComposition, window: int | None = None) -> StepTiming:
     """Seconds of one step from its columns; `window` is the model's sliding window."""
@@ -59,6 +63,24 @@ class RooflineTimer:
         cost = self.model.cost_of_sums(run, None, swap_bytes, copy_bytes)
         time = model_time(self.model, self.device, cost, self.efficiency)
         return StepTiming(prepare_s=time.overhead_s, forward_s=time.total_s - time.overhead_s)
+
+    def seconds(self, run: StepSums, swap_bytes: float = 0.0, copy_bytes: float = 0.0) -> float:
+        """`predict` as one number."""
+        model, device, tokens = self.model, self.device, run.query_tokens
+        if model.comm_bytes_per_token:
+            return step_seconds(self.predict(run, swap_bytes, copy_bytes))
+        if not tokens and not swap_bytes and not copy_bytes:
+            return 0.0
+        flops = (
+            model.layer_flops_per_token * tokens
+            + model.attention_flops_per_pair * run.attended_tokens
+            + model.head_flops * run.sampled
+        )
+        moved = model.weight_bytes(run) + model.kv_read_per_token * (run.context_tokens + tokens) + 2 * copy_bytes
+        compute_s = flops / (device.peak_flops * self.efficiency.compute)
+        memory_s = moved / (bandwidth_for(device, moved) * self.efficiency.memory)
+        swap_s = swap_bytes / (device.host_bandwidth or device.memory_bandwidth) if swap_bytes else 0.0
+        return (compute_s if compute_s > memory_s else memory_s) + swap_s + device.step_overhead_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +163,8 @@ class CalibratedTimer:
         self._met = model.layer_flops_per_token / 2.0
         self._expert = spec.num_layers * spec.mlp_parameters_per_expert / model.tensor_parallel if spec.num_experts else 0.0
         self._dense = self._met - self._expert * spec.num_experts_per_tok
+        self._layers_s: dict[int, float] = {}  # by query tokens
+        self._head_s: dict[int, float] = {}  # by sampled rows
 
     @property
     def label(self) -> str:
@@ -160,6 +184,24 @@ class CalibratedTimer:
         forward += c.attention_flop_s * model.attention_flops_per_pair * run.attended_tokens
         host = c.host_fixed_s + c.between_s + c.host_row_s * run.rows + c.host_token_s * run.query_tokens
         return StepTiming(prepare_s=host + c.swap_byte_s * swap_bytes, forward_s=forward)
+
+    def seconds(self, run: StepSums, swap_bytes: float = 0.0, copy_bytes: float = 0.0) -> float:
+        """`predict` as one number; the law is looked up once for each count of tokens and of rows."""
+        c, model, rows, tokens, sampled = self.coefficients, self.model, run.rows, run.query_tokens, run.sampled
+        if not rows:
+            return c.host_fixed_s + c.between_s + c.swap_byte_s * swap_bytes
+        layers = self._layers_s.get(tokens)
+        if layers is None:
+            layers = self._layers_s[tokens] = self._linear_s(tokens)
+        head = self._head_s.get(sampled)
+        if head is None:
+            head = self._head_s[sampled] = self._head * c.law(sampled)
+        return (
+            c.fixed_s + c.host_fixed_s + c.between_s + (c.row_s + c.host_row_s) * rows + c.host_token_s * tokens + layers + head
+            + c.kv_byte_s * (model.kv_read_per_token * run.context_tokens + copy_bytes)
+            + c.attention_flop_s * model.attention_flops_per_pair * run.attended_tokens
+            + c.swap_byte_s * swap_bytes
+        )  # fmt: skip
 
     def _linear_s(self, tokens: int) -> float:
         c = self.coefficients
@@ -186,6 +228,10 @@ class SlowedTimer:
         """Price one step."""
         t = self._timer.predict(run, swap_bytes, copy_bytes)
         return replace(t, prepare_s=t.prepare_s * self._factor, forward_s=t.forward_s * self._factor)
+
+    def seconds(self, run: StepSums, swap_bytes: float = 0.0, copy_bytes: float = 0.0) -> float:
+        """`predict` as one number."""
+        return self._timer.seconds(run, swap_bytes, copy_bytes) * self._factor
 
 
 def step_seconds(timing: StepTiming) -> float:

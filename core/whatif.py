@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from core.config import CacheConfig, SchedulerConfig, check_pair
+from core.config import CacheConfig, EvictionPolicy, SchedulerConfig, check_pair
 from core.cost_model import CostModel
 from core.devices import DeviceSpec
 from core.errors import BatchscopeError, ConfigError
 from core.load_spec import LoadSpec
 from core.model_spec import ModelSpec
-from core.prompts import RandomPrompts
+from core.prompts import StandInPrompts
 from core.request import SLO
 from core.roofline import ATTAINABLE, Efficiency
 from core.sim_result import SimulationResult
@@ -38,6 +38,9 @@ _OWN = (
     "block_size",
     "num_blocks",
     "enable_prefix_caching",
+    "eviction_policy",
+    "num_swap_blocks",
+    "max_model_len",
     "gpu_memory_utilization",
 )
 _LOAD = ("rate_per_s", "users", "rate")
@@ -64,6 +67,7 @@ class WhatIf:
     num_blocks: int | None = None
     num_swap_blocks: int = 0
     enable_prefix_caching: bool = True
+    eviction_policy: EvictionPolicy = EvictionPolicy.LRU
     gpu_memory_utilization: float = 0.92
     weight_dtype: str = "bfloat16"
     kv_dtype: str = "bfloat16"
@@ -140,7 +144,8 @@ class WhatIf:
             )
         else:
             made = self._fitted_setup(self.coefficients)
-        made = replace(made, cache=replace(made.cache, num_swap_blocks=self.num_swap_blocks), label=self.label or made.label)
+        cache = replace(made.cache, num_swap_blocks=self.num_swap_blocks, eviction_policy=self.eviction_policy)
+        made = replace(made, cache=cache, label=self.label or made.label)
         check_pair(made.scheduler, made.cache)
         return made
 
@@ -178,7 +183,7 @@ class WhatIf:
         if self.load.total_requests is None:
             raise ConfigError("the load never ends; give it a number of requests")
         spec = self.load if self.rate == 1.0 else replace(self.load, rate_per_s=self.load.rate_per_s * self.rate)
-        return LoadGenerator(spec, RandomPrompts(self.model.vocab_size))
+        return LoadGenerator(spec, StandInPrompts())
 
     def run(
         self,

@@ -94,7 +94,7 @@ def live_base(snapshot: EngineSnapshot, records: Sequence[StepRecord], memory_by
             raise
         what = _by_ceilings(snapshot.config, info, device)
         return LiveBase(what, device, None, "measured ceilings, no law yet", len(recent), host_s)
-    what = this_machine(snapshot.config, info, device, law)
+    what = this_machine(snapshot.config, info, device, law.coefficients)
     return LiveBase(what, device, law, law.source, len(recent), host_s)
 
 
@@ -109,6 +109,7 @@ def _by_ceilings(config: EngineConfig, info: ExecutorInfo, device: DeviceSpec) -
         num_blocks=config.cache.num_blocks,
         num_swap_blocks=config.cache.num_swap_blocks,
         enable_prefix_caching=config.cache.enable_prefix_caching,
+        eviction_policy=config.cache.eviction_policy,
         weight_dtype=info.dtype,
         kv_dtype=info.dtype,
         head_dtype=info.dtype,

@@ -148,7 +148,7 @@ class LoadGenerator:
         prefix_id = -1
         # Drawn for every request, so that the share never moves the prompts of the others.
         wants_prefix = self._prefix_rng.random() < spec.shared_prefix_share
-        which = int(self._prefix_rng.integers(spec.num_shared_prefixes))
+        which = int(self._prefix_rng.integers(spec.num_shared_prefixes)) if spec.num_shared_prefixes > 1 else 0
         if wants_prefix:
             prefix_id = which
             head = self._prompts.prefix(which, spec.shared_prefix_tokens)

@@ -63,6 +63,7 @@ def _cancel() -> None:
 
 def _changed() -> None:
     st.session_state[_BEGUN] = True
+    st.query_params[CHOSEN] = st.session_state[CHOSEN]
 
 
 def _state() -> ComparisonState | None:
@@ -171,18 +172,10 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     if st.session_state.pop(_BEGUN, False):
         st.rerun()  # the knobs of the live fork lie outside the ticking part
     titles = {f.key: f.title for f in FORKS} | {LIVE: "Live settings against others"}
-    key = st.pills(
-        "Fork",
-        list(titles),
-        format_func=titles.__getitem__,
-        default=FORKS[0].key,
-        key=CHOSEN,
-        on_change=_changed,
-        bind="query-params",
-    )
+    key = st.pills("Fork", list(titles), format_func=titles.__getitem__, key=CHOSEN, on_change=_changed, required=True)
     state = _state()
     try:
-        chosen = _live_fork(snapshot) if key == LIVE else fork(key or FORKS[0].key)
+        chosen = _live_fork(snapshot) if key == LIVE else fork(key)
     except BatchscopeError as error:
         st.error(frame.plain(str(error)), icon=":material/block:")
         chosen = FORKS[0]
@@ -223,20 +216,26 @@ def _knobs() -> None:
             key = f"cmp_{knob.name}"
             if knob.choices is not None:
                 options = [str(c) for c in knob.choices]
-                st.selectbox(knob.label, options, index=options.index(str(value)), key=key, help=knob.help)
+                st.selectbox(knob.label, options, index=options.index(str(value)), key=key, bind="query-params", help=knob.help)
             elif isinstance(value, bool):
-                st.toggle(knob.label, value=value, key=key, help=knob.help)
+                st.toggle(knob.label, value=value, key=key, bind="query-params", help=knob.help)
             else:
-                st.number_input(knob.label, value=value, step=type(value)(knob.step), key=key, help=knob.help)
-    st.number_input("Requests of each run", value=40, min_value=4, max_value=400, step=10, key="cmp_requests")
+                step = type(value)(knob.step)
+                st.number_input(knob.label, value=value, step=step, key=key, bind="query-params", help=knob.help)
+    st.number_input(
+        "Requests of each run", value=40, min_value=4, max_value=400, step=10, key="cmp_requests", bind="query-params"
+    )
 
 
+if CHOSEN not in st.session_state:  # a link names the fork by its key, the bound widget would by its title
+    wanted = st.query_params.get(CHOSEN)
+    st.session_state[CHOSEN] = wanted if wanted in {LIVE, *(f.key for f in FORKS)} else FORKS[0].key
 ticker.live(
     "What does another configuration do, measured on this engine?",
     render,
     about="The same seeded arrivals twice on the real engine. Nothing here is predicted.",
 )
-if st.session_state.get(CHOSEN) == LIVE:
+if st.session_state[CHOSEN] == LIVE:
     frame.figure_head("The second configuration", "starts from the live one", how="Change what the second run should have.")
     _knobs()
 frame.footer()

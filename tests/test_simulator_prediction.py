@@ -68,7 +68,7 @@ def test_the_law_is_found_again(fitted: Calibration) -> None:
 
 def test_the_run_again_gives_the_measured_figures(engine: Engine, fitted: Calibration) -> None:
     requests = engine.telemetry.requests
-    machine = this_machine(engine.config, engine.info, DEVICE, fitted, live_arrivals(requests, TINY.vocab_size))
+    machine = this_machine(engine.config, engine.info, DEVICE, fitted.coefficients, live_arrivals(requests, TINY.vocab_size))
     result = machine.run()
     assert result.finished == len(requests) == 60
     pairs = {p.name: p for p in pair_run(result, list(engine.records), requests)}

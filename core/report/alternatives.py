@@ -149,7 +149,7 @@ def prediction_of(bundle: RunBundle) -> Prediction:
     arrivals = live_arrivals(bundle.requests, header.info.spec.vocab_size)
     if not arrivals:
         raise ConfigError("no request of this run ended, so there is nothing to predict")
-    what_if = this_machine(header.config, header.info, device_of(bundle), calibration, arrivals)
+    what_if = this_machine(header.config, header.info, device_of(bundle), calibration.coefficients, arrivals)
     return Prediction(pair_run(what_if.run(), bundle.steps, bundle.requests), calibration)
 
 

@@ -30,6 +30,7 @@ def _config(live: EngineConfig, target: WhatIf) -> EngineConfig:
         block_size=setup.cache.block_size,
         num_blocks=setup.cache.num_blocks,
         enable_prefix_caching=setup.cache.enable_prefix_caching,
+        eviction_policy=setup.cache.eviction_policy,
         num_swap_blocks=setup.cache.num_swap_blocks,
     )
     same = target.model.name == (live.spec.name if live.spec else target.model.name) and entry is None

@@ -15,7 +15,7 @@ from typing import Any
 
 import streamlit as st
 
-from core.config import AdmissionPolicy, BatchPolicy, PreemptionMode, QueuePolicy, VictimPolicy
+from core.config import AdmissionPolicy, BatchPolicy, EvictionPolicy, PreemptionMode, QueuePolicy, VictimPolicy
 from core.devices import DEVICES, DeviceSpec, custom_device
 from core.errors import BatchscopeError
 from core.model_spec import ModelSpec
@@ -40,8 +40,10 @@ _SCHEDULER = (
     "batch_policy",
     "queue_policy",
     "admission_policy",
+    "watermark",
     "preemption_mode",
     "victim_policy",
+    "lookahead",
 )
 _ENUMS = {
     "batch_policy": BatchPolicy,
@@ -49,6 +51,7 @@ _ENUMS = {
     "admission_policy": AdmissionPolicy,
     "preemption_mode": PreemptionMode,
     "victim_policy": VictimPolicy,
+    "eviction_policy": EvictionPolicy,
 }
 _RANGES = {
     "max_num_seqs": (1, 1024),
@@ -157,6 +160,11 @@ def _knob(knob: Knob, live: Any) -> Any:
         return _ENUMS[knob.name](choice(knob.name, knob.label, str(live), [str(c) for c in knob.choices], knob.help))
     if isinstance(live, bool):
         return _switch(knob.name, knob.label, live, knob.help)
+    if isinstance(live, float):
+        value = st.number_input(knob.label, value=live, min_value=0.0, step=float(knob.step), key=PREFIX + knob.name,
+                                bind="query-params", help=knob.help)  # fmt: skip
+        ghost(live, value)
+        return float(value)
     return number(knob.name, knob.label, int(live), step=int(knob.step), help_text=knob.help)
 
 
@@ -255,6 +263,7 @@ def _memory(live: WhatIf, here: bool) -> dict[str, Any]:
         )
         found["num_blocks"] = int(blocks) or None
     found["enable_prefix_caching"] = _knob(_SHOWN["enable_prefix_caching"], live.enable_prefix_caching)
+    found["eviction_policy"] = _knob(_SHOWN["eviction_policy"], live.eviction_policy)
     found["num_swap_blocks"] = _knob(_SHOWN["num_swap_blocks"], live.num_swap_blocks)
     length = live.max_model_len or live.model.max_model_len
     found["max_model_len"] = number("max_model_len", "max_model_len", length, step=256, low=2, help_text="Prompt and output.")
@@ -274,6 +283,7 @@ def _changes(live: WhatIf, target: WhatIf) -> tuple[tuple[str, str, str], ...]:
         "block_size",
         "num_blocks",
         "enable_prefix_caching",
+        "eviction_policy",
         "num_swap_blocks",
         "weight_dtype",
         "kv_dtype",

@@ -1,4 +1,4 @@
-"""The load of a what-if: the live one as it was observed, the latest requests again, or a trace from a file.
+"""The load of a what-if: the live one as it was observed, the latest requests again, a mix of tenants, or a recorded trace.
 
 The base run and the what-if get the same load; factors and changed numbers of this group hold for the what-if only.
 """
@@ -8,29 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
-from core.charts import formats
 from core.errors import ConfigError
 from core.lengths import LengthSpec
 from core.load_spec import ArrivalProcess, LoadSpec
 from core.prediction import live_arrivals
 from core.request import SLO
 from core.snapshot import EngineSnapshot
-from core.traces.formats import ColumnMap
-from core.traces.reader import column_names, read_trace
-from core.traces.report import TimeUnitNeeded
 from core.traces.trace import Trace
 from core.whatif import WhatIf
 from core.whatif_base import ended_well, observed_load
-from pages.parts import frame
+from pages.parts import frame, whatif_trace
 
-LIVE, AGAIN, TRACE = "the live load", "the latest requests again", "a trace"
-SOURCES = (LIVE, AGAIN, TRACE)
+LIVE, AGAIN, MIX = "the live load", "the latest requests again", "a mix of tenants"
+CLIENTS, TRACE = "ServeGen clients", "a trace"
+SOURCES = (LIVE, AGAIN, MIX, CLIENTS, TRACE)
 DEFAULT_REQUESTS = 200
 MAX_REQUESTS = 5000
-MAX_TRACE_ROWS = 200_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,8 +66,9 @@ def choose(live: WhatIf, snapshot: EngineSnapshot, load: LoadSpec | None) -> Cho
             )
         )  # fmt: skip
     slo = _slo(load, right)
-    if source == TRACE:
-        return _from_trace(live, slo, count)
+    if source in _RECORDED:
+        cut, changed, words = _RECORDED[source](live, count)
+        return ChosenLoad({"trace": cut}, {"trace": changed, "rate": _rate_factor()}, slo, words, trace=changed)
     if source == AGAIN:
         return _again(live, snapshot, slo, count)
     return _synthetic(snapshot, load, slo, count)
@@ -149,71 +145,5 @@ def _length(spec: LoadSpec, name: str, label: str) -> LoadSpec:
     return replace(spec, **{name: scaled})
 
 
-# -- traces --------------------------------------------------------------------------------------------------
-
-
-def _columns(data: bytes, name: str) -> ColumnMap | None:
-    """The person's own map of columns, where they want one."""
-    if not st.toggle("Name the columns", key="w_trace_map"):
-        return None
-    names = ["", *column_names(data, name)]
-    parts = {}
-    for field, label in (("time", "Arrival time"), ("prompt_tokens", "Prompt tokens"), ("output_tokens", "Output tokens"),
-                         ("tenant", "Tenant")):  # fmt: skip
-        parts[field] = st.selectbox(label, names, key=f"w_col_{field}") or None
-    return ColumnMap(**parts)
-
-
-@st.cache_data(max_entries=4, show_spinner=False)
-def _read(data: bytes, name: str, unit: str | None, columns: ColumnMap | None) -> Trace:
-    return read_trace(data, name=name, time_unit=unit, columns=columns, max_rows=MAX_TRACE_ROWS)
-
-
-def _from_trace(live: WhatIf, slo: SLO, count: int) -> ChosenLoad:
-    upload = st.file_uploader(
-        "Trace file", type=["csv", "json", "jsonl"], key="w_trace_file",
-        help="Azure, BurstGPT, Mooncake, GuideLLM, AIPerf, vLLM, ShareGPT, or any CSV or JSONL with named columns.",
-    )  # fmt: skip
-    if upload is None:
-        raise ConfigError("no trace yet; choose a CSV, JSON or JSONL file")
-    data = upload.getvalue()
-    columns = _columns(data, upload.name)
-    unit = st.session_state.get("w_trace_unit")
-    try:
-        trace = _read(data, upload.name, unit if unit and unit != "as inferred" else None, columns)
-    except TimeUnitNeeded as needed:
-        st.selectbox("Unit of the time column", ["as inferred", *(o.unit for o in needed.options)], key="w_trace_unit")
-        raise
-    with st.container(key="w_trace_report"):
-        for line in trace.report.lines():
-            st.caption(frame.plain(line))
-    one, two = st.columns(2)
-    with one:
-        prompt = float(
-            st.number_input("Prompts, times", value=1.0, min_value=0.001, step=0.25, key="w_trace_prompt", bind="query-params")
-        )
-    with two:
-        output = float(
-            st.number_input("Outputs, times", value=1.0, min_value=0.001, step=0.25, key="w_trace_output", bind="query-params")
-        )
-    room = (live.max_model_len or live.model.max_model_len) // 2
-    whole = len(trace)
-    trace = trace.head(count)
-    if trace.arrival_s is None:
-        raise ConfigError(f"{upload.name} has no arrival times; its lengths can be used once an arrival column is named")
-    cut = trace.clipped(room, room)
-    changed = trace.scaled(prompt=prompt, output=output).clipped(room, room)
-    clipped = int((trace.prompt_tokens > room).sum() + (trace.output_tokens > room).sum())
-    if clipped:
-        st.caption(f"{clipped} lengths were cut to {room} tokens, half of max_model_len.")
-    words = f"the first {len(trace)} of {whole} rows of {upload.name}"
-    return ChosenLoad({"trace": cut}, {"trace": changed, "rate": _rate_factor()}, slo, words, trace=changed)
-
-
-def trace_table(trace: Trace) -> pd.DataFrame:
-    """What a trace looks like, in a few figures."""
-    s = trace.stats()
-    rows = [("rows", formats.count(s.rows)), ("prompt tokens p50, p90, p99", ", ".join(formats.figures(v) for v in s.prompt))]
-    rows += [("output tokens p50, p90, p99", ", ".join(formats.figures(v) for v in s.output))]
-    rows += [("mean rate", formats.rate(s.rate_per_s, "req")), ("burstiness (cv of the gaps)", formats.figures(s.cv))]
-    return pd.DataFrame(rows, columns=["figure", "value"])
+_RECORDED = {MIX: whatif_trace.mix, CLIENTS: whatif_trace.clients, TRACE: whatif_trace.from_file}
+"""Sources that end in a trace: (live what-if, most requests) -> the trace as given, as changed, and in words."""

@@ -22,6 +22,8 @@ from pages.parts.whatif_form import Choice
 
 TABS = ("Roofline and next sequence", "Memory", "Sensitivity", "How far to trust it", "Flags and files")
 GOALS = ("output_tokens_per_s", "goodput_per_s", "ttft_p95", "itl_p95", "e2e_p95")
+_DRAWN = "whatif_drawn"
+_DIMMED = "<style>.st-key-whatif_body { opacity: 0.45; }</style>"
 _LABELS = {name: label for name, label, _ in FIGURES}
 _CHECKED = {"output_tokens_per_s": "throughput", "ttft_p50": "TTFT p50", "tpot_p50": "TPOT p50", "e2e_p50": "E2E p50"}
 
@@ -39,53 +41,82 @@ class View:
     pairs: tuple[Checked, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """What is being simulated for a choice: the base run, the what-if, and the live engine's own requests."""
+
+    choice: Choice
+    base: Future[Outcome]
+    target: Future[Outcome]
+    check: Future[Outcome] | None
+
+
 def results(known: whatif_run.Known, choice: Choice) -> None:
-    """Ask for the two runs and draw them; what is not there within a moment comes with a later tick."""
+    """Ask for the runs and draw them; until they are there, the results before stand dimmed under a line that says so."""
     if choice.base is None or choice.target is None:
         st.error(frame.plain(choice.problem), icon=":material/block:")
         return
-    base, target = whatif_run.ask(choice.base), whatif_run.ask(choice.target)
-    check = whatif_run.ask_check(known)
-    whatif_run.wait([base, target])
-    waiting = not all(f.done() for f in (base, target, *([check] if check is not None else [])))
+    asked = Asked(choice, whatif_run.ask(choice.base), whatif_run.ask(choice.target), whatif_run.ask_check(known))
+    whatif_run.wait([asked.base, asked.target])
+    waiting = not _complete(asked)
 
-    @st.fragment(run_every=0.5 if waiting else None)
+    @st.fragment(run_every=whatif_run.POLL_S if waiting else None)
     def show() -> None:
-        _show(known, choice, base, target, check)
+        _show(known, asked)
+        if waiting == _complete(asked):
+            st.rerun()  # the period belongs to the fragment: made anew with one, or without
 
     show()
 
 
-def _show(
-    known: whatif_run.Known, choice: Choice, base: Future[Outcome], target: Future[Outcome], check: Future[Outcome] | None
-) -> None:
+def _complete(asked: Asked) -> bool:
+    """True if nothing more will come: both runs, the check, and the sensitivity strip where it is open."""
+    if not all(f.done() for f in (asked.base, asked.target, asked.check) if f is not None):
+        return False
+    if st.session_state.get("whatif_tab") != TABS[2] or asked.choice.target is None:
+        return True
+    knobs, goal = _knobs_of(asked.choice.target), st.session_state.get("w_goal") or GOALS[0]
+    return len(whatif_run.notches(asked.choice.target, str(goal), knobs)) == len(knobs)
+
+
+def _show(known: whatif_run.Known, asked: Asked) -> None:
+    choice = asked.choice
     assert choice.base is not None
     assert choice.target is not None
-    first, second = whatif_run.answer(base), whatif_run.answer(target)
-    pairs = whatif_run.checked(known, check)
-    if first is None or second is None:
-        st.html('<p class="bs-verdict">Simulating…</p><p>Long loads on slow hardware take a few seconds.</p>')
+    first, second = whatif_run.answer(asked.base), whatif_run.answer(asked.target)
+    pairs = whatif_run.checked(known, asked.check)
+    view: View | None = st.session_state.get(_DRAWN)
+    under_way = first is None or second is None
+    if first is not None and second is not None:
+        if first.result is None or second.result is None:
+            st.html(f'<p class="bs-verdict">{"The what-if" if second.problem else "The live settings"} cannot run</p>')
+            st.error(frame.plain(second.problem or first.problem), icon=":material/block:")
+            _error_line(known, pairs)
+            return
+        view = View(known, choice, choice.base, choice.target, first.result, second.result, pairs)
+        st.session_state[_DRAWN] = view
+    _verdict(view, under_way)
+    _error_line(known, pairs)
+    if view is None:
         frame.empty("The figures appear when both runs are done.", key="whatif_wait", height=420)
         return
-    problem = second.problem or first.problem
-    if first.result is None or second.result is None:
-        st.html(f'<p class="bs-verdict">{"The what-if" if second.problem else "The live settings"} cannot run</p>')
-        st.error(frame.plain(problem), icon=":material/block:")
-        _error_line(known, pairs)
-        return
-    view = View(known, choice, choice.base, choice.target, first.result, second.result, pairs)
-    _verdict(view)
-    _hero(view)
-    _tabs(view)
+    st.html(_DIMMED if under_way else "<style></style>")
+    with st.container(key="whatif_body"):
+        _hero(view)
+        _tabs(view)
 
 
-def _verdict(view: View) -> None:
-    same = not view.choice.changed and view.base == view.new
-    words = "As live: turn a knob, or take one of the examples above" if same else headline(view.base, view.new)
-    changed = "; ".join(f"{n} {a} → {b}" for n, a, b in view.choice.changed)
-    load = view.choice.load.words if view.choice.load else ""
-    st.html(f'<p class="bs-verdict">{html.escape(words)}</p><p>{html.escape(" · ".join(x for x in (changed, load) if x))}</p>')
-    _error_line(view.known, view.pairs)
+def _verdict(view: View | None, under_way: bool) -> None:
+    if view is None:
+        words, about = "Simulating…", "The first run starts a process of its own, which takes a few seconds."
+    elif under_way:
+        words, about = "Simulating the change…", "Dimmed below: the what-if before it."
+    else:
+        same = not view.choice.changed and view.base == view.new
+        words = "As live: turn a knob, or take one of the examples above" if same else headline(view.base, view.new)
+        changed = "; ".join(f"{n} {a} → {b}" for n, a, b in view.choice.changed)
+        about = " · ".join(x for x in (changed, view.choice.load.words if view.choice.load else "") if x)
+    st.html(f'<p class="bs-verdict">{html.escape(words)}</p><p>{html.escape(about)}</p>')
 
 
 def _error_line(known: whatif_run.Known, pairs: tuple[Checked, ...]) -> None:
@@ -161,33 +192,28 @@ def _tabs(view: View) -> None:
                 draw()
 
 
+def _knobs_of(target: WhatIf) -> list[str]:
+    """Knobs with notches: a fitted law has no ceilings to move, a closed loop no rate."""
+    known = [k for k in (*NOTCHES, *SWITCHES) if target.coefficients is None or k not in ("memory_bandwidth", "peak_flops")]
+    return [k for k in known if k != "rate" or target.load is None or not target.load.is_closed]
+
+
 def _sensitivity(view: View) -> None:
     goal = st.segmented_control(
         "Goal", GOALS, default=GOALS[0], format_func=_LABELS.__getitem__, key="w_goal", bind="query-params", required=True
     )
-    knobs = (*NOTCHES, *SWITCHES)
-    known = [k for k in knobs if not (view.target.coefficients is not None and k in ("memory_bandwidth", "peak_flops"))]
-    known = [k for k in known if k != "rate" or view.target.load is None or not view.target.load.is_closed]
-    whatif_run.wait([whatif_run.ask_notch(view.target, str(goal), known[0])], 0.3)
-    waiting = len(whatif_run.notches(view.target, str(goal), known)) < len(known)
-
-    @st.fragment(run_every=0.5 if waiting else None)
-    def strip() -> None:
-        done = whatif_run.notches(view.target, str(goal), known)
-        frame.figure_head(
-            f"What would a notch of each knob do to {_LABELS[str(goal)]}?",
-            f"predicted · {len(done)} of {len(known)} knobs",
-            how="Each knob alone, one notch down and one up from the what-if; a knob without a bar changes nothing.",
-        )
-        data = what_if.sensitivity_frame(done, view.new.figure(str(goal)))
-        if data.empty:
-            frame.empty("The bars appear as each knob has been simulated.", key="sensitivity", height=330)
-        else:
-            frame.chart(
-                data, what_if.sensitivity_spec(frame.theme()), key="sensitivity", alt="Change of the goal by knob and notch"
-            )
-
-    strip()
+    known = _knobs_of(view.target)
+    done = whatif_run.notches(view.target, str(goal), known)
+    frame.figure_head(
+        f"What would a notch of each knob do to {_LABELS[str(goal)]}?",
+        f"predicted · {len(done)} of {len(known)} knobs",
+        how="Each knob alone, one notch down and one up from the what-if; a knob without a bar changes nothing.",
+    )
+    data = what_if.sensitivity_frame(done, view.new.figure(str(goal)))
+    if data.empty:
+        frame.empty("The bars appear as each knob has been simulated.", key="sensitivity", height=330)
+    else:
+        frame.chart(data, what_if.sensitivity_spec(frame.theme()), key="sensitivity", alt="Change of the goal by knob and notch")
 
 
 def _trust(view: View) -> None:

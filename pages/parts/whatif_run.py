@@ -24,8 +24,10 @@ from core.snapshot import EngineSnapshot
 from core.whatif import Sensitivity, WhatIf
 from core.whatif_base import LiveBase, LiveRun, compare_live, live_base, live_run
 
-WAIT_S = 1.2
-"""How long a page run waits for an answer before it draws without; it comes with a later tick then."""
+WAIT_S = 0.25
+"""How long a page run waits for an answer before it draws without: no tick of the page comes meanwhile."""
+
+POLL_S = 0.25
 
 LAW_STEPS = 4000
 BASE_AGE_S = 60.0

@@ -1,0 +1,145 @@
+"""The loads that `benchmarks whatif` runs on the real engine, and the loop that runs them.
+
+fitted    closed loops of 1 to 32 users, short to long prompts          the law is fitted to their steps
+held out  other mixes of users and lengths                              its step times are judged on these
+burst     more requests than seats                                      saturation
+Poisson   at shares of the measured capacity                            throughput and latencies
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+from core.engine import Engine
+from core.lengths import LengthSpec
+from core.load_spec import ArrivalProcess, LoadSpec, PromptKind
+from core.prompts import RandomPrompts
+from core.records import RequestRecord, StepRecord
+from core.request import SamplingParams
+from core.workload import Arrival, LoadGenerator
+
+PROMPTS, OUTPUTS = LengthSpec.lognormal(96, 0.7, 8, 512), LengthSpec.lognormal(48, 0.6, 4, 160)
+_LOWEST_ID = 3
+
+
+@dataclass
+class Run:
+    """One load on the real engine: its steps, its ended requests and the arrivals as they were sent."""
+
+    records: list[StepRecord] = field(default_factory=list)
+    requests: list[RequestRecord] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
+
+    @property
+    def span_s(self) -> float:
+        """From the first arrival to the last end."""
+        return max(r.finished_s for r in self.requests) - self.arrivals[0].time_s
+
+    @property
+    def requests_per_s(self) -> float:
+        return len(self.requests) / self.span_s
+
+
+def fitting(spec: LoadSpec, engine: Engine) -> LoadSpec:
+    """The load with prompts and outputs that the model's length has room for."""
+    room = engine.scheduler.max_model_len // 2
+
+    def cut(lengths: LengthSpec) -> LengthSpec:
+        high = min(lengths.high, room)
+        return replace(lengths, low=min(lengths.low, high), high=high)
+
+    return replace(spec, prompt_tokens=cut(spec.prompt_tokens), output_tokens=cut(spec.output_tokens))
+
+
+def run_live(engine: Engine, spec: LoadSpec, seconds: float | None = None, again: int = 0) -> Run:
+    """Feed a load and step until it is done; with `seconds`, what is under way then is cancelled.
+
+    Args:
+        again: number of a repetition: same arrivals and lengths, other token ids, or the prefix cache would serve them.
+    """
+    clock, spec = engine.clock, fitting(spec, engine)
+    load = LoadGenerator(spec, RandomPrompts(engine.info.spec.vocab_size, _LOWEST_ID + again), start_s=clock.now())
+    step_before = engine.latest_record.step if engine.latest_record else 0
+    run = Run()
+    users: dict[str, int] = {}
+    sent: set[str] = set()
+    end_s = clock.now() + seconds if seconds is not None else float("inf")
+    while clock.now() < end_s:
+        for arrival in load.due(clock.now()):
+            run.arrivals.append(arrival)
+            params = SamplingParams(max_tokens=arrival.max_tokens, ignore_eos=True)
+            request_id = engine.add_request(arrival.prompt_token_ids, params, arrival_time_s=arrival.time_s)
+            users[request_id] = arrival.user
+            sent.add(request_id)
+        if engine.has_work():
+            for event in engine.step():
+                if event.kind == "finished":
+                    load.on_end(users.pop(event.request_id), clock.now())
+        elif load.next_time_s is None:
+            break
+        else:
+            time.sleep(min(max(load.next_time_s - clock.now(), 0.0), 0.001))
+    for request_id in users:
+        engine.cancel(request_id)
+    run.records = [r for r in engine.records if r.step > step_before]
+    run.requests = [r for r in engine.telemetry.requests if r.request_id in sent and r.finish_reason != "cancelled"]
+    return run
+
+
+def warm_up(engine: Engine, limit_s: float = 300.0) -> None:
+    """Run small loads until compiled kernels have taken over."""
+    began = time.perf_counter()
+    while True:
+        burst = LoadSpec(
+            process=ArrivalProcess.BURST, burst_size=4, prompt_kind=PromptKind.RANDOM, output_tokens=LengthSpec.fixed(8)
+        )
+        run_live(engine, burst)
+        if "being compiled" not in engine.executor.info.kernels or time.perf_counter() - began > limit_s:
+            break
+    engine.info = engine.executor.info
+
+
+def loads_for_fit(seed: int) -> list[LoadSpec]:
+    """Closed loops of few and many users with short and long prompts: all kinds of steps."""
+    base = LoadSpec(
+        process=ArrivalProcess.CLOSED_LOOP, prompt_kind=PromptKind.RANDOM, prompt_tokens=PROMPTS, output_tokens=OUTPUTS
+    )
+    return [
+        replace(base, users=1, seed=seed + 1),
+        replace(base, users=3, seed=seed + 2),
+        replace(base, users=8, seed=seed + 3, prompt_tokens=LengthSpec.uniform(8, 900)),
+        replace(base, users=16, seed=seed + 4),
+        replace(base, users=32, seed=seed + 5),
+        replace(
+            base, users=24, seed=seed + 6, prompt_tokens=LengthSpec.uniform(300, 1500), output_tokens=LengthSpec.uniform(2, 40)
+        ),
+    ]
+
+
+def loads_held_out(seed: int) -> list[LoadSpec]:
+    """Other mixes: none of their steps is in the fit."""
+    base = LoadSpec(
+        process=ArrivalProcess.CLOSED_LOOP, prompt_kind=PromptKind.RANDOM, prompt_tokens=PROMPTS, output_tokens=OUTPUTS
+    )
+    return [
+        replace(base, users=2, seed=seed + 21, prompt_tokens=LengthSpec.uniform(30, 700)),
+        replace(base, users=12, seed=seed + 22),
+        replace(base, users=28, seed=seed + 23, output_tokens=LengthSpec.uniform(10, 120)),
+    ]
+
+
+def burst_load(seed: int, requests: int) -> LoadSpec:
+    """All at once: the engine runs at its capacity until the queue is empty."""
+    return LoadSpec(
+        process=ArrivalProcess.BURST, burst_size=requests, prompt_kind=PromptKind.RANDOM, prompt_tokens=PROMPTS,
+        output_tokens=OUTPUTS, seed=seed + 31,
+    )  # fmt: skip
+
+
+def poisson_load(seed: int, rate_per_s: float, requests: int) -> LoadSpec:
+    """Requests at a rate."""
+    return LoadSpec(
+        rate_per_s=rate_per_s, num_requests=requests, prompt_kind=PromptKind.RANDOM, prompt_tokens=PROMPTS,
+        output_tokens=OUTPUTS, seed=seed,
+    )  # fmt: skip
