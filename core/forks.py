@@ -82,7 +82,7 @@ FORKS: tuple[Fork, ...] = (
         question="What does it cost to fix the batch at admission?",
         names=("fixed batch", "continuous"),
         load=_burst(24, LengthSpec.empirical([12, 16, 24, 96]), _RAGGED),
-        look_at="Grey is work on padding and on rows that have ended; the continuous lane has none and ends earlier.",
+        look_at="Hatched grey is work on padding and on rows that have ended; the continuous lane has none and ends earlier.",
         first=_side({"batch_policy": "fixed", "max_num_seqs": 8, "max_num_batched_tokens": 1024}, num_blocks=512),
         second=_side({"batch_policy": "chunked", "max_num_seqs": 8, "max_num_batched_tokens": 1024}, num_blocks=512),
     ),

@@ -177,7 +177,15 @@ def run_sweep(
     """
     source = _Guided(spec) if spec.method is SearchMethod.GUIDED else _Fixed(spec)
     options = {"initializer": give_way} if n_jobs != 1 and not cluster else {}
-    with _cluster(cluster), joblib.Parallel(n_jobs=n_jobs, **options) as parallel:
+    with _cluster(cluster):
+        n_jobs = min(n_jobs, _most_jobs(cluster))
+        yield from _batches(spec, source, joblib.Parallel(n_jobs=n_jobs, **options), n_jobs, should_stop)
+
+
+def _batches(
+    spec: SweepSpec, source: _Fixed | _Guided, pool: joblib.Parallel, n_jobs: int, should_stop: Callable[[], bool] | None
+) -> Iterator[SweepRow]:
+    with pool as parallel:
         done = 0
         while done < spec.total and not (should_stop is not None and should_stop()):
             batch = source.ask(min(max(n_jobs, 1) * 2 if n_jobs != 1 else 1, spec.total - done))
@@ -216,6 +224,13 @@ def _cluster(address: str) -> AbstractContextManager[Any]:
         raise ConfigError(f"the {kind} cluster at {rest} cannot be reached: {error}") from None
     backend: AbstractContextManager[Any] = joblib.parallel_config(backend=kind)
     return backend
+
+
+def _most_jobs(address: str) -> int:
+    """Points that may be in flight: Ray's pool refuses more than the cluster has processors."""
+    if not address.startswith("ray:"):
+        return MAX_POINTS
+    return max(int(importlib.import_module("ray").cluster_resources().get("CPU", 1)), 1)
 
 
 class _Fixed:

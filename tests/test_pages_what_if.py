@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,15 @@ from streamlit.testing.v1 import AppTest
 
 from core.models_catalog import MODELS
 from core.scenario import parse_scenario
-from core.sim_jobs import SimulationJobs
+from core.sim_jobs import Outcome, SimulationJobs
+from core.whatif import WhatIf
 from pages.parts import engine_access, paired, whatif_run
 from tests.fake_live import FakeLive
 from tests.fake_snapshots import busy_run, starting_snapshot
 
-PAGE = str(Path(__file__).resolve().parents[1] / "pages" / "what_if.py")
+PAGES = Path(__file__).resolve().parents[1] / "pages"
+PAGE = str(PAGES / "what_if.py")
+DIMMED = ".st-key-whatif_body { opacity"
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +87,54 @@ def test_a_link_restores_the_form(live: FakeLive) -> None:
     shown = words(at)
     for change in ("device this machine → L4", "max_num_seqs 48 → 96", "→ Qwen3 0.6B"):
         assert change in shown
+
+
+def test_while_a_change_is_simulated_the_results_before_stay_dimmed(live: FakeLive, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = opened()
+    before = words(at)
+    assert DIMMED not in before
+    slow: Future[Outcome] = Future()
+    ask = whatif_run.ask
+    monkeypatch.setattr(whatif_run, "ask", lambda w, limit=None: slow if w.scheduler.max_num_seqs == 77 else ask(w, limit))
+    monkeypatch.setattr(whatif_run, "wait", lambda futures, limit_s=0.0: True)
+    next(n for n in at.number_input if n.key == "w_max_num_seqs").set_value(77).run()
+    shown = words(at)
+    assert "Simulating the change" in shown
+    assert DIMMED in shown
+    assert shown.count("bs-paired") == 2, "the earlier figures are still there"
+    assert any(c.value.startswith("Error against the live engine") for c in at.caption)
+    slow.set_result(ask(next_what(at, live)).result(60))
+    at.run()
+    assert DIMMED not in words(at)
+    assert "max_num_seqs 48 → 77" in words(at)
+
+
+def next_what(at: AppTest, live: FakeLive) -> WhatIf:
+    """Any what-if whose result may stand in for the slow one."""
+    known = at.session_state["whatif_known"]
+    return replace(known.base.whatif, load=replace(live.load, num_requests=20))
+
+
+def test_a_mix_of_tenants_and_another_order_of_eviction(live: FakeLive) -> None:
+    at = opened(w_source="a mix of tenants", w_eviction_policy="lfu", whatif_tab="Flags and files")
+    shown = words(at)
+    assert "3 tenants, 200 requests" in shown
+    assert "eviction_policy lru → lfu" in shown
+    press(at, "Apply to live engine")
+    assert str(live.commands[-1][1]["cache"].eviction_policy) == "lfu"
+
+
+@pytest.mark.parametrize(
+    ("key", "question"), [("live", "Would these settings be better here"), ("swap", "Is it cheaper to compute")]
+)
+def test_a_link_names_a_comparison(key: str, question: str, live: FakeLive) -> None:
+    at = AppTest.from_file(str(PAGES / "compare.py"), default_timeout=90)
+    at.query_params["fork"] = key
+    at.query_params["cmp_max_num_seqs"] = "7"
+    at.run().run()
+    assert not at.exception
+    assert question in words(at)
+    assert ("max_num_seqs: 48 against 7" in words(at)) == (key == "live")
 
 
 def test_a_model_that_does_not_fit_is_refused_with_its_sizes(live: FakeLive) -> None:

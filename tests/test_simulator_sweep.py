@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -207,4 +208,16 @@ def test_the_same_sweep_on_a_local_dask_cluster() -> None:
     with distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
         rows = list(run_sweep(spec, n_jobs=2, cluster=f"dask:{cluster.scheduler_address}"))
         distributed.default_client().close()
+    assert rows == list(run_sweep(spec))
+
+
+def test_the_same_sweep_on_a_local_ray_cluster() -> None:
+    ray = pytest.importorskip("ray", reason="ray is not installed")
+    spec = SweepSpec(BASE, AXES)
+    root = str(Path(__file__).resolve().parents[1])
+    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": root}})
+    try:
+        rows = list(run_sweep(spec, n_jobs=8, cluster=f"ray:{ray.get_runtime_context().gcs_address}"))
+    finally:
+        ray.shutdown()
     assert rows == list(run_sweep(spec))

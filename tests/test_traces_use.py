@@ -12,6 +12,7 @@ from core.errors import ConfigError, TraceError
 from core.traces.reader import read_trace
 from core.traces.replay_prompts import prompt_ids, trace_arrivals
 from core.traces.servegen import read_client
+from core.traces.tenant_mix import TenantLaw, clients_trace, pair_clients, tenant_mix
 from core.traces.trace import merge
 
 ROWS = b"".join(
@@ -159,3 +160,37 @@ def test_real_clients_keep_their_ratios(shared_traces: Path) -> None:
     assert counts.tolist() == [len(t) for t in traces]
     with pytest.raises(TraceError, match="no trace to merge"):
         merge([])
+
+
+def test_a_mix_keeps_each_tenants_rate_burstiness_and_lengths() -> None:
+    laws = (TenantLaw("steady", 2.0, 1.0, 100, 20), TenantLaw("bursts", 1.0, 3.0, 400, 5))
+    mixed = tenant_mix(laws, 6000, seed=3)
+    assert len(mixed) == 6000
+    assert (np.diff(mixed.arrival_s) >= 0).all()
+    for index, law in enumerate(laws):
+        mine = mixed.tenant_index == index
+        gaps = np.diff(mixed.arrival_s[mine])
+        assert 1 / gaps.mean() == pytest.approx(law.rate_per_s, rel=0.2)
+        assert gaps.std() / gaps.mean() == pytest.approx(law.cv, rel=0.25)
+        assert np.median(mixed.prompt_tokens[mine]) == pytest.approx(law.prompt_tokens, rel=0.1)
+    again = tenant_mix(laws, 6000, seed=3)
+    assert (again.arrival_s == mixed.arrival_s).all()
+    assert (tenant_mix(laws, 6000, seed=4).arrival_s != mixed.arrival_s).any()
+    with pytest.raises(TraceError, match="each name once"):
+        tenant_mix((laws[0], laws[0]), 5)
+    with pytest.raises(TraceError, match="cv is 0"):
+        TenantLaw("odd", 1.0, 0.0, 1, 1)
+
+
+def test_real_clients_are_paired_by_name_and_brought_to_a_rate(shared_traces: Path) -> None:
+    paths = [p for number in (14, 27, 39) for p in sorted(shared_traces.glob(f"servegen_m-small_client{number}_*"))]
+    clients = pair_clients([(p.name, p.read_bytes()) for p in paths])
+    assert [c.name for c in clients] == [f"servegen_m-small_client{n}" for n in (14, 27, 39)]
+    trace = clients_trace(clients, 500, rate_per_s=2.0, seed=1)
+    assert len(trace) == 500
+    assert trace.stats().rate_per_s == pytest.approx(2.0, rel=0.5)
+    assert len(set(trace.tenant_index.tolist())) >= 2
+    with pytest.raises(TraceError, match="has no file of lengths"):
+        pair_clients([(paths[1].name, b"")] if "rates" in paths[1].name else [(paths[0].name, b"")])
+    with pytest.raises(TraceError, match="neither rates nor lengths"):
+        pair_clients([("notes.csv", b"")])

@@ -23,11 +23,13 @@ from core.records import StepRecord
 
 PARTS = ("decode", "prefill", "wasted")
 BINS = 220
+STROKE_EVERY = 3
 WASTED = "padding, ended rows"
 
 
 def lane_frame(records: Sequence[StepRecord], axis_s: float) -> pd.DataFrame:
-    """Columns at_s, part, rows (mean rows of a slice of time), end_s and words (one row holds the run's end).
+    """Columns at_s, part, rows (mean rows of a slice of time), base and top (of a stroke of the hatch over wasted rows, else
+    equal), and words (one row holds the run's end).
 
     Args:
         axis_s: length of the time axis; the longer run's span for both lanes, so that they can be compared.
@@ -51,9 +53,12 @@ def lane_frame(records: Sequence[StepRecord], axis_s: float) -> pd.DataFrame:
         _spread(totals, {part: rows * s for part, s in share.items()}, r.start_s - start, r.duration_s, width_s)
     at = [i * width_s for i in range(BINS)]
     parts = [pd.DataFrame({"at_s": at, "part": part, "rows": totals[part] / width_s}) for part in PARTS]
+    base = (totals["decode"] + totals["prefill"]) / width_s
+    strokes = np.arange(BINS) % STROKE_EVERY == 0
+    parts[-1] = parts[-1].assign(base=base, top=base + np.where(strokes, totals["wasted"] / width_s, 0.0))
     end = span_s(records)
     mark = pd.DataFrame({"at_s": [end], "part": ["end"], "rows": [0.0], "words": [f"{formats.seconds(end)}" if records else ""]})
-    return pd.concat([*parts, mark], ignore_index=True).fillna({"words": ""})
+    return pd.concat([*parts, mark], ignore_index=True).fillna({"words": "", "base": 0.0, "top": 0.0})
 
 
 def _spread(totals: dict[str, Any], rows: dict[str, float], start_s: float, duration_s: float, width_s: float) -> None:
@@ -109,6 +114,18 @@ def lane_spec(theme: style.Theme, seats: int, axis_s: float) -> Spec:
             ],
         },
     }
+    slant = axis_s / BINS * 2
+    hatch = {
+        "transform": [
+            {"filter": "datum.part === 'wasted' && datum.top - datum.base > 0.05"},
+            {"calculate": f"datum.at_s + {slant}", "as": "to_s"},
+        ],
+        "mark": {"type": "rule", "color": theme.ground, "strokeWidth": 1.2, "clip": True},
+        "encoding": {
+            "x": x, "x2": {"field": "to_s"},
+            "y": {"field": "base", "type": "quantitative", "title": "rows"}, "y2": {"field": "top"},
+        },
+    }  # fmt: skip
     end = {
         "transform": [{"filter": "datum.part === 'end' && datum.words !== ''"}],
         "encoding": {"x": x},
@@ -120,4 +137,4 @@ def lane_spec(theme: style.Theme, seats: int, axis_s: float) -> Spec:
             },
         ],
     }
-    return {**base(theme, 130), "layer": [area, end]}
+    return {**base(theme, 130), "layer": [area, hatch, end]}

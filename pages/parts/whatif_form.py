@@ -271,7 +271,7 @@ def _memory(live: WhatIf, here: bool) -> dict[str, Any]:
 
 
 def _words(value: Any) -> str:
-    return str(getattr(value, "name", value))
+    return str(value) if isinstance(value, str) else str(getattr(value, "name", value))
 
 
 def _changes(live: WhatIf, target: WhatIf) -> tuple[tuple[str, str, str], ...]:
