@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from core.calibration import between_steps_s, calibrate, hats, measured_device, observe
-from core.cost_model import CostModel, StepComposition, StepSums
-from core.devices import DeviceSpec
+from core.cost_model import NO_WORK, CostModel, StepComposition, StepSums
+from core.devices import DeviceSpec, device_named
 from core.errors import ConfigError
 from core.model_spec import SMOLLM2_135M, TINY
 from core.models_catalog import model_named
@@ -18,7 +18,17 @@ from core.outputs import ModelRunnerOutput, SchedulerOutput, StepTiming
 from core.records import StepRecord
 from core.snapshot import PoolCounts, RooflineCeilings
 from core.step_record import StepCounts, StepTimes, build_step_record
-from core.step_timer import KNOTS, CalibratedTimer, StepCoefficients, predict_composition, roofline_coefficients, step_seconds
+from core.step_timer import (
+    KNOTS,
+    CalibratedTimer,
+    RooflineTimer,
+    SlowedTimer,
+    StepCoefficients,
+    StepTimer,
+    predict_composition,
+    roofline_coefficients,
+    step_seconds,
+)
 from tests.fake_snapshots import FakeRun
 
 MODEL = CostModel.of(SMOLLM2_135M)
@@ -160,6 +170,31 @@ def test_a_mixture_reads_what_it_touches() -> None:
     one, two = (predict_composition(timer, StepComposition.decode((1,) * n)).forward_s for n in (1, 2))
     assert one == pytest.approx(2 * 12.75e9 / 25e9, rel=0.02)
     assert two / one == pytest.approx((3.5 / 2 * 11.27 + 1.48) / 12.75, rel=0.02)
+
+
+H100 = device_named("H100 SXM")
+LLAMA = model_named("Llama 3.1 8B")
+
+
+@pytest.mark.parametrize(
+    "timer",
+    [
+        RooflineTimer(CostModel.of(LLAMA), H100),
+        RooflineTimer(CostModel.of(LLAMA, tensor_parallel=2), H100),
+        RooflineTimer(CostModel.of(TINY), replace(MACHINE, cache_bytes=1e9, cache_bandwidth=1e11, step_overhead_s=1e-4)),
+        CalibratedTimer(MODEL, replace(TRUE, between_s=1e-3)),
+        CalibratedTimer(CostModel.of(model_named("Mixtral 8x7B")), TRUE),
+        SlowedTimer(CalibratedTimer(MODEL, TRUE), 1.1),
+    ],
+    ids=["roofline", "group", "cached", "fitted", "mixture", "slowed"],
+)
+def test_the_seconds_of_a_step_are_the_sum_of_its_predicted_parts(timer: StepTimer) -> None:
+    """What a long simulation asks for is what a page shows part by part."""
+    for step in random_steps(40, seed=9):
+        for swap, copied in ((0.0, 0.0), (3e6, 0.0), (0.0, 2e5)):
+            whole = timer.seconds(step.sums(), swap, copied)
+            assert whole == pytest.approx(step_seconds(timer.predict(step.sums(), swap, copied)), rel=1e-12)
+    assert timer.seconds(NO_WORK) == pytest.approx(step_seconds(timer.predict(NO_WORK)))
 
 
 def test_swapped_bytes_take_time() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from core.errors import ConfigError
 from core.lengths import LengthSpec
-from core.prompts import RandomPrompts, TextPrompts, split_text, text_prompts
+from core.prompts import RandomPrompts, StandInPrompts, TextPrompts, split_text, text_prompts
 
 
 def draw(length: LengthSpec, count: int = 20_000, seed: int = 0) -> np.ndarray:
@@ -66,6 +66,17 @@ def test_random_prompts_keep_off_special_tokens_and_repeat_with_the_seed():
     assert source.prefix(2, 40) == source.prefix(2, 40) != source.prefix(3, 40)
     with pytest.raises(ConfigError, match="empty range"):
         RandomPrompts(vocab_size=3)
+
+
+def test_prompts_that_no_model_reads_differ_in_their_first_block_and_share_their_prefixes():
+    source = StandInPrompts()
+    rng = np.random.default_rng(5)
+    cuts = [source.cut(rng, n) for n in [1, 2, 40_000, *[24] * 20_000]]
+    assert [len(c) for c in cuts[:3]] == [1, 2, 40_000]
+    assert len({c[:16] for c in cuts[3:]}) == 20_000
+    assert all(0 <= c[0] < 2**31 and type(c[0]) is int for c in cuts)
+    assert source.prefix(3, 64) == StandInPrompts().prefix(3, 64) != source.prefix(4, 64)
+    assert cuts[5] == [source.cut(r, n) for r in [np.random.default_rng(5)] for n in [1, 2, 40_000, 24, 24, 24]][5]
 
 
 def test_text_windows_begin_at_a_sentence_and_wrap_round():
