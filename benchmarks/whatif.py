@@ -44,7 +44,7 @@ from core.whatif import WhatIf
 from core.whatif_base import live_cost
 from core.workload import LoadGenerator
 
-SCHEDULER = SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=512)
+SCHEDULER = SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=128)
 CACHE = CacheConfig(block_size=16, num_blocks=2048)
 START = DeviceSpec("this machine", 100e9, 15e9, 8e9, source="start of the fit; the measured steps decide")
 CAPACITY_SHARES = (0.5, 0.7, 0.9)

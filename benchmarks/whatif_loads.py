@@ -108,11 +108,11 @@ def loads_for_fit(seed: int) -> list[LoadSpec]:
     return [
         replace(base, users=1, seed=seed + 1),
         replace(base, users=3, seed=seed + 2),
-        replace(base, users=8, seed=seed + 3, prompt_tokens=LengthSpec.uniform(8, 900)),
+        replace(base, users=8, seed=seed + 3, prompt_tokens=LengthSpec.uniform(8, 500)),
         replace(base, users=16, seed=seed + 4),
         replace(base, users=32, seed=seed + 5),
         replace(
-            base, users=24, seed=seed + 6, prompt_tokens=LengthSpec.uniform(300, 1500), output_tokens=LengthSpec.uniform(2, 40)
+            base, users=24, seed=seed + 6, prompt_tokens=LengthSpec.uniform(150, 700), output_tokens=LengthSpec.uniform(2, 40)
         ),
     ]
 
@@ -123,7 +123,7 @@ def loads_held_out(seed: int) -> list[LoadSpec]:
         process=ArrivalProcess.CLOSED_LOOP, prompt_kind=PromptKind.RANDOM, prompt_tokens=PROMPTS, output_tokens=OUTPUTS
     )
     return [
-        replace(base, users=2, seed=seed + 21, prompt_tokens=LengthSpec.uniform(30, 700)),
+        replace(base, users=2, seed=seed + 21, prompt_tokens=LengthSpec.uniform(30, 600)),
         replace(base, users=12, seed=seed + 22),
         replace(base, users=28, seed=seed + 23, output_tokens=LengthSpec.uniform(10, 120)),
     ]
