@@ -9,14 +9,16 @@ live books in the moment in which its ending event is written, so a view never s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
+from operator import attrgetter
 
 from core.errors import RequestRefused
 from core.output_processor import OutputProcessor
 from core.outputs import Preemption, RequestEvent, SchedulerOutput
 from core.request import FinishReason, Request, RequestStatus
 from core.scheduler import Scheduler
+from core.slots import by_slots
 from core.snapshot import RequestView, Totals
 from core.snapshot_rows import ended_row, hue_of
 from core.story import StoryArchive, story_of
@@ -25,6 +27,9 @@ from core.telemetry import Telemetry
 SHOWN_ENDED = 50
 SHOWN_PREEMPTIONS = 50
 MESSAGE_STEPS = 500
+_totals = by_slots(Totals)
+_WORK = ("flops", "read_bytes", "write_bytes")
+_counts: Callable[[Totals], tuple[int, ...]] = attrgetter(*[f.name for f in fields(Totals) if f.name not in _WORK])
 
 
 class Books:
@@ -112,6 +117,10 @@ class Books:
         """The last characters of a live request's text."""
         return self._text.tail(request_id)
 
+    def tails(self, request_ids: Sequence[str]) -> list[str]:
+        """`tail` of each of many requests."""
+        return self._text.tails(request_ids)
+
     def hand_over(self) -> list[RequestEvent]:
         """All events since the last call."""
         events, self._events = self._events, []
@@ -131,9 +140,9 @@ class Books:
     def totals(self) -> Totals:
         """Counts since the start or the last reset."""
         now, base = self._all_counts(), self._base
-        counts = Totals(**{f.name: getattr(now, f.name) - getattr(base, f.name) for f in fields(Totals)})
         work = self._telemetry.work
-        return replace(counts, flops=work.flops, read_bytes=work.read_bytes, write_bytes=work.write_bytes)
+        counts: list[int] = [n - b for n, b in zip(_counts(now), _counts(base), strict=True)]
+        return _totals(*counts, work.flops, work.read_bytes, work.write_bytes)
 
     def _all_counts(self) -> Totals:
         counts = self._scheduler.totals(self.worker_restarts)

@@ -36,7 +36,7 @@ class EngineCore:
     """Continuous batching over any executor and any clock.
 
     Args:
-        scheduler: decides; its `text_stop` is set here.
+        scheduler: decides; its `text_stop` and `text_rows` are set here.
         executor: runs the steps.
         clock: the only source of time; the executor's own if that moves a virtual clock.
         config: for snapshots and records; None describes the parts given.
@@ -74,6 +74,7 @@ class EngineCore:
         self._last_output: SchedulerOutput | None = None
         self._restarts_in_a_row = 0
         scheduler.text_stop = self._text.text_stop
+        scheduler.text_rows = self._text.text_rows
         self._read_info()
         if recorder is not None:
             header = RunHeader(self.config, self.info, scheduler.max_model_len, tuple(sorted(scheduler.eos_token_ids)))
@@ -199,8 +200,8 @@ class EngineCore:
         except ExecutorError as error:
             self._lose_step(output, start_s, error)
             return self._books.hand_over()
-        tokens = [(e.request_id, e.time_s) for e in events if e.kind == "token"]
-        self.telemetry.latency.on_tokens(tokens)
+        served = tuple([e.request_id for e in events if e.kind == "token"])
+        self.telemetry.latency.on_step_tokens(served, answered_s)
         finished = self._books.write(events)
         if self.recorder is not None:
             self.recorder.on_step(start_s, answered_s, output, result)
@@ -212,7 +213,7 @@ class EngineCore:
                 pool=kv.counts(),
                 slots_used=kv.slots_used(),
                 num_preempted=len(scheduler.preempted),
-                output_tokens=len(tokens),
+                output_tokens=len(served),
                 finished=finished,
                 cached_tokens=counted.cached_tokens - cached,
                 queried_tokens=counted.queried_tokens - queried,

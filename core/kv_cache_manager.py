@@ -9,7 +9,8 @@ one token to compute, because only a computed token yields logits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 
 from core.block_pool import BlockPool
 from core.config import CacheConfig
@@ -20,11 +21,14 @@ from core.request import Request
 from core.snapshot import PoolCounts
 from core.swap_space import SwapSpace
 
+_computed_tokens: Callable[[BlockTable], int] = attrgetter("request.num_computed_tokens")
+
 
 class BlockTable:
     """The blocks of one request.
 
     Attributes:
+        block_ids: only grows (readers of earlier pictures keep the list and its length).
         num_published: leading blocks that need no further entry in the prefix index.
         last_step: a step in which the scheduler ran the request (the latest one that it noted).
         held_tokens: tokens in the table of an ended request that a fixed batch still holds; -1 otherwise.
@@ -93,7 +97,7 @@ class KVCacheManager:
 
     def slots_used(self) -> int:
         """Token slots of live blocks that hold a computed token; a shared slot counts once."""
-        tokens = sum([t.num_used_tokens for t in self.all_tables()])
+        tokens = sum(map(_computed_tokens, self.tables.values())) + sum([t.held_tokens for t in self.held])
         return tokens - self.pool.num_extra_refs * self.block_size
 
     def all_tables(self) -> Iterator[BlockTable]:

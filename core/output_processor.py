@@ -1,6 +1,7 @@
 """From token ids to text that may be shown, for all live requests.
 
     token -> TextStream (incremental detokenizer, stop strings) -> text of the "token" event
+    tokens of many rows -> a table of texts, where nothing lies across tokens          -> texts of their events
     end   -> rest of the text                                   -> text of the ending event
 
 Law: the joined texts of a request's events are its decoded output, cut before a stop string. A token of
@@ -10,13 +11,15 @@ stop_token_ids ends the output, is counted as output and has no text (as the mod
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import add, attrgetter
 from typing import Protocol
 
 from core.outputs import RequestEvent
 from core.request import Request
-from core.runtime.detokenizer import Detokenizer, TextStream
+from core.runtime.detokenizer import ByteDetokenizer, Detokenizer, TextStream
 
 TAIL_CHARACTERS = 160
+SHORTEN_STEPS = 32
 ENDING_EVENTS = frozenset({"finished", "cancelled", "refused"})
 
 
@@ -37,23 +40,41 @@ class TextCodec(Protocol):
 
 
 class _LiveText:
-    """The text of one live request: what is ready to go, and the tail that has gone."""
+    """The text of one live request: what is ready to go, and the tail that has gone.
 
-    __slots__ = ("min_tokens", "pushed", "ready", "silent_ids", "stream", "tail")
+    Attributes:
+        quick: the byte decoder, where nothing but it decides what is shown (no stop string, no token without text).
+    """
 
-    def __init__(self, stream: TextStream, silent_ids: frozenset[int], min_tokens: int) -> None:
+    __slots__ = ("min_tokens", "pushed", "quick", "ready", "silent_ids", "stream", "tail")
+
+    def __init__(self, stream: TextStream, silent_ids: frozenset[int], min_tokens: int, has_stops: bool) -> None:
         self.stream = stream
         self.silent_ids = silent_ids
         self.min_tokens = min_tokens
         self.pushed = 0
         self.ready = ""
         self.tail = ""
+        decoder = stream.detokenizer
+        self.quick = decoder if isinstance(decoder, ByteDetokenizer) and not (has_stops or silent_ids) else None
+
+    def push(self, token_id: int) -> bool:
+        """Take a token; True if it completes a stop string."""
+        self.pushed += 1
+        if token_id in self.silent_ids and self.pushed >= self.min_tokens:
+            return False
+        text = self.stream.push(token_id)
+        if text:
+            self.ready += text
+        return self.stream.stopped
 
     def take(self) -> str:
         text, self.ready = self.ready, ""
-        if text:
-            self.tail = (self.tail + text)[-TAIL_CHARACTERS:]
         return text
+
+    def take_with(self, token_id: int) -> tuple[str, bool]:
+        stopped = self.push(token_id)
+        return self.take(), stopped
 
 
 class OutputProcessor:
@@ -66,6 +87,9 @@ class OutputProcessor:
     def __init__(self, tokenizer: TextCodec | None) -> None:
         self.tokenizer = tokenizer
         self._live: dict[str, _LiveText] = {}
+        self._owing: set[str] = set()  # ids with text that no event has taken yet
+        self._ids: Sequence[str] = ()
+        self._rows = _Rows(())  # of _ids
 
     def add(self, request: Request) -> None:
         """Begin the text of a request."""
@@ -73,41 +97,139 @@ class OutputProcessor:
             return
         sampling = request.sampling
         stream = TextStream(self.tokenizer.new_detokenizer(request.prompt_token_ids), sampling.stop, sampling.min_tokens)
-        self._live[request.request_id] = _LiveText(stream, frozenset(sampling.stop_token_ids), sampling.min_tokens)
+        silent_ids = frozenset(sampling.stop_token_ids)
+        self._live[request.request_id] = _LiveText(stream, silent_ids, sampling.min_tokens, bool(sampling.stop))
+        self._dissolve()
 
     def text_stop(self, request: Request, token_id: int) -> bool:
         """The scheduler's question for each new token: does it complete a stop string?"""
         live = self._live.get(request.request_id)
         if live is None:
             return False
-        live.pushed += 1
-        if token_id in live.silent_ids and live.pushed >= live.min_tokens:
-            return False
-        text = live.stream.push(token_id)
-        if text:
-            live.ready += text
-        return live.stream.stopped
+        stopped = live.push(token_id)
+        if live.ready:
+            self._owing.add(request.request_id)
+        return stopped
+
+    def text_rows(self, request_ids: Sequence[str], token_ids: Sequence[int]) -> tuple[list[str], Sequence[int]]:
+        """`text_stop` and `process` for one new token of each of many requests, each of them at most once.
+
+        Returns the text that each may show now, and the rows that completed a stop string.
+        """
+        if request_ids != self._ids:
+            self._settle()
+            self._rows, self._ids = _Rows([self._live.get(i) for i in request_ids]), request_ids
+        rows = self._rows
+        table = rows.table
+        if 0 <= min(token_ids) <= max(token_ids) < len(table):
+            texts = list(map(table.__getitem__, token_ids))
+            plain = all(map(_is_between, rows.decoders)) and None not in texts
+        else:
+            texts, plain = [None] * len(token_ids), False
+        stopped: list[int] = []
+        for at in rows.special if plain else range(len(texts)):
+            texts[at], has_stopped = rows.push(at, token_ids[at], texts[at])
+            if has_stopped:
+                stopped.append(at)
+        rows.follow(texts)  # type: ignore[arg-type]
+        return texts, stopped  # type: ignore[return-value]
 
     def tail(self, request_id: str) -> str:
         """The last characters that were streamed, at most 160."""
+        self._settle()
         live = self._live.get(request_id)
         return live.tail if live is not None else ""
 
+    def tails(self, request_ids: Sequence[str]) -> list[str]:
+        """`tail` of each of many requests."""
+        if request_ids == self._ids:
+            return [tail[-TAIL_CHARACTERS:] for tail in self._rows.tails]
+        self._settle()
+        return [live.tail if live is not None else "" for live in map(self._live.get, request_ids)]
+
     def process(self, events: Iterable[RequestEvent]) -> None:
         """Fill in the texts of events. Call `forget` for ended requests once their tail was read."""
-        for event in events:
+        owing = self._owing
+        for event in [e for e in events if e.kind in ENDING_EVENTS or e.request_id in owing]:
             live = self._live.get(event.request_id)
-            if live is not None:
-                text = ""
-                if event.kind == "token":
-                    text = live.take()
-                elif event.kind in ENDING_EVENTS:
-                    live.ready += live.stream.finish()
-                    text = live.take()
-                if text:
-                    # The step's own fresh object, not yet shown to anyone; a copy would cost as much as all the rest here.
-                    object.__setattr__(event, "text", text)
+            if live is None:
+                continue
+            if event.kind in ENDING_EVENTS:
+                live.ready += live.stream.finish()
+            elif event.kind != "token":
+                continue
+            owing.discard(event.request_id)
+            text = live.take()
+            if text:
+                self._dissolve()
+                live.tail = (live.tail + text)[-TAIL_CHARACTERS:]
+                # The step's own fresh object, not yet shown to anyone; a copy would cost as much as all the rest here.
+                object.__setattr__(event, "text", text)
 
     def forget(self, request_id: str) -> None:
         """Drop the text of an ended request."""
+        self._dissolve()
         self._live.pop(request_id, None)
+        self._owing.discard(request_id)
+
+    def _settle(self) -> None:
+        """Write the tails of the batch back to its requests."""
+        rows = self._rows
+        if rows.is_ahead:
+            rows.is_ahead = False
+            for live, tail in zip(rows.lives, rows.tails, strict=True):
+                if live is not None:
+                    live.tail = tail[-TAIL_CHARACTERS:]
+
+    def _dissolve(self) -> None:
+        """Make the rows of the batch anew with the next step: one of them changes by itself."""
+        self._settle()
+        self._rows, self._ids = _Rows(()), ()
+
+
+class _Rows:
+    """The texts of the rows of a batch, kept while the same requests make it up.
+
+    Attributes:
+        lives: one a row, None for a request without text.
+        table: texts of the tokens, of the vocabulary that the quick rows share; empty if there are none.
+        decoders: of the quick rows.
+        special: rows that are not quick.
+        tails: of each row, longer than they need be; is_ahead: those of `lives` are older.
+    """
+
+    __slots__ = ("_steps", "decoders", "is_ahead", "lives", "special", "table", "tails")
+
+    def __init__(self, lives: Sequence[_LiveText | None]) -> None:
+        self.lives = lives
+        quick = [live.quick for live in lives if live is not None and live.quick is not None]
+        shared = quick[0].vocabulary if quick else None
+        self.special = [
+            at for at, live in enumerate(lives) if live is None or live.quick is None or live.quick.vocabulary is not shared
+        ]
+        self.decoders = quick
+        self.table: Sequence[str | None] = shared.texts if shared is not None else ()
+        self.tails = [live.tail if live is not None else "" for live in lives]
+        self.is_ahead = False
+        self._steps = 0
+
+    def push(self, at: int, token_id: int, known: str | None) -> tuple[str, bool]:
+        """The text that a row may show after its new token, and whether that completed a stop string."""
+        live = self.lives[at]
+        if live is None:
+            return "", False
+        quick = live.quick
+        if quick is not None:
+            return (known if known is not None and quick.is_between else quick.push(token_id)), False
+        return live.take_with(token_id)
+
+    def follow(self, texts: Sequence[str]) -> None:
+        """Append what was shown to the tails."""
+        self.tails = list(map(add, self.tails, texts))
+        self.is_ahead = True
+        self._steps += 1
+        if self._steps % SHORTEN_STEPS == 0:
+            self.tails = [tail[-TAIL_CHARACTERS:] for tail in self.tails]
+
+
+_is_between = attrgetter("is_between")

@@ -33,7 +33,7 @@ from core.scheduler_state import SchedulerState
 from core.settings_change import change_cache, change_config, lose_kv
 from core.step_plan import Flight, StepPlan
 from core.step_quiet import apply_quietly
-from core.step_update import TextStop, apply_step
+from core.step_update import TextRows, TextStop, apply_step
 
 
 class Scheduler(SchedulerReadout):
@@ -49,6 +49,7 @@ class Scheduler(SchedulerReadout):
     Attributes:
         text_stop: called for each new token with (request, token id) before the length checks; True ends the
             request with STOP. It is called for every token, so that it can keep a decoder's state.
+        text_rows: the same for the decoding rows of a step at once, and what each may show; see `step_update.apply_step`.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Scheduler(SchedulerReadout):
             kv_bytes_per_token=kv_bytes_per_token,
         )
         self.text_stop: TextStop | None = None
+        self.text_rows: TextRows | None = None
         self._deadlines: list[tuple[float, int, Request]] = []
         self._flight: Flight | None = None
         self._plan: StepPlan | None = None
@@ -242,7 +244,7 @@ class Scheduler(SchedulerReadout):
             raise InvariantError(f"step {scheduler_output.step} is not the decision that waits to be booked")
         state = self._state
         self._tell()
-        booked = apply_step(state, flight, runner_output, now, self.text_stop)
+        booked = apply_step(state, flight, runner_output, now, self.text_stop, self.text_rows)
         self._flight = self._plan = None
         events, state.pending.events = state.pending.events, []
         events += booked

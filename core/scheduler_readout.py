@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from core.block_columns import BlockColumns, BlockMapOnDemand
 from core.config import CacheConfig, SchedulerConfig
 from core.kv_cache_manager import KVCacheManager
 from core.request import Request
 from core.scheduler_state import Counters, SchedulerState
-from core.scheduler_views import block_map, tenant_views
+from core.scheduler_views import tenant_views
 from core.snapshot import BlockMapView, TenantView, Totals
 
 
@@ -109,7 +110,11 @@ class SchedulerReadout:
 
     def block_map(self) -> BlockMapView:
         """Every physical block as columns: owner, fill, references, flags, age."""
-        return block_map(self._state)
+        return BlockColumns.of(self._state).view()
+
+    def block_map_on_demand(self) -> BlockMapView:
+        """The same, made by the first reader: for pictures, most of which nobody looks at so closely."""
+        return BlockMapOnDemand(BlockColumns.of(self._state))
 
     def has_work(self) -> bool:
         """True while a request is live or an event has not been handed out."""

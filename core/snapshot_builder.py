@@ -2,7 +2,7 @@
 
     running rows   fresh in every picture (they change with every step)
     waiting rows   made once and kept while nothing but their age has changed, at most ROW_REUSE_S old
-    block map      columns exported by the scheduler
+    block map      columns copied from the scheduler, put together by the first reader
 
 Where pictures are taken all the time while the engine runs, the order of the queue and the block map are read again
 only every REFRESH_S: they cost as much as everything else together. A picture of an engine at rest is always exact.
@@ -20,7 +20,7 @@ from core.outputs import SchedulerOutput
 from core.request import Request, RequestStatus
 from core.scheduler import Scheduler
 from core.snapshot import BlockMapView, EngineSnapshot, RequestView
-from core.snapshot_rows import hue_of, live_row
+from core.snapshot_rows import RunningRows, hue_of, live_row
 from core.telemetry import Telemetry
 
 SHOWN_WAITING = 500
@@ -61,6 +61,7 @@ class SnapshotBuilder:
         self._revision = 0
         self._refreshed_s = float("-inf")
         self._blocks = BlockMapView(0, 0)
+        self._running = RunningRows(self._hue, lambda request_id: books.sources.get(request_id, ""))
 
     def build(
         self,
@@ -90,7 +91,7 @@ class SnapshotBuilder:
         tenants = scheduler.tenants()
         stale = self._is_stale(wall_s, state)
         if stale:
-            self._blocks = scheduler.block_map()
+            self._blocks = scheduler.block_map_on_demand()
         return EngineSnapshot(
             step=scheduler.step,
             time_s=now_s,
@@ -134,23 +135,19 @@ class SnapshotBuilder:
         return tuple([k.row for k in self._waiting.values() if k.request.status is RequestStatus.WAITING])
 
     def _running_rows(self, now_s: float, output: SchedulerOutput | None) -> tuple[RequestView, ...]:
-        planned: dict[str, tuple[int, bool]] = {}
-        if output is not None:
-            planned = dict(zip(output.request_ids, zip(output.num_scheduled_tokens, output.is_prefill, strict=True), strict=True))
-        tables, tail = self._scheduler.kv.tables, self._books.tail
-        sources, hue = self._books.sources.get, self._hue
-        nothing = (0, False)
-        rows = []
-        for request in self._scheduler.running:
-            request_id = request.request_id
-            tokens, is_prefill = planned.get(request_id, nothing)
-            table = tables.get(request_id)
-            ids = tuple(table.block_ids) if table is not None else ()
-            row = live_row(
-                request, now_s, hue(request_id), sources(request_id, ""), tokens, is_prefill, ids, "", tail(request_id)
-            )
-            rows.append(row)
-        return tuple(rows)
+        requests = self._scheduler.running
+        ids = self._running.ids(requests)
+        planned: tuple[Sequence[int], Sequence[bool]]
+        if output is not None and output.request_ids == ids:
+            planned = output.num_scheduled_tokens, output.is_prefill
+        else:
+            tokens, prefill = {}, {}
+            if output is not None:
+                tokens = dict(zip(output.request_ids, output.num_scheduled_tokens, strict=True))
+                prefill = dict(zip(output.request_ids, output.is_prefill, strict=True))
+            planned = [tokens.get(i, 0) for i in ids], [prefill.get(i, False) for i in ids]
+        tables = list(map(self._scheduler.kv.tables.get, ids))
+        return self._running.rows(requests, now_s, planned, tables, self._books.tails(ids))
 
     def _waiting_rows(self, now_s: float) -> tuple[RequestView, ...]:
         kept, fresh = self._waiting, {}

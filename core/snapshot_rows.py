@@ -1,15 +1,31 @@
-"""Requests as rows of a snapshot."""
+"""Requests as rows of a snapshot, one by one or, for all that run, by columns.
+
+kept while the same requests run   id, tenant, hue, arrival, prompt, limit, source
+read for every picture             the rest, column by column; a block table is copied only after it has grown
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import attrgetter
 from zlib import crc32
 
 from core.engine_commands import Submit
+from core.kv_cache_manager import BlockTable
 from core.request import Request, RequestStatus
-from core.slots import by_slots
+from core.slots import by_columns, by_slots
 from core.snapshot import RequestView
 
 _view = by_slots(RequestView)
+_views = by_columns(RequestView)
+_output, _spans = attrgetter("output_token_ids"), attrgetter("preempted_spans_s")
+_priority, _computed, _cached = attrgetter("priority"), attrgetter("num_computed_tokens"), attrgetter("num_cached_tokens")
+_preemptions, _admitted, _first_token = (
+    attrgetter("num_preemptions"),
+    attrgetter("admitted_time_s"),
+    attrgetter("first_token_time_s"),
+)
 _GOLDEN_TURN = 137.507764  # degrees; spreads consecutive numbers evenly over the colour circle
 
 
@@ -71,6 +87,73 @@ def live_row(
         None,
         _preempted_spans(request, now_s),
     )
+
+
+class RunningRows:
+    """Makes the rows of the running requests; what does not change is kept from one picture to the next.
+
+    Args:
+        hue, source: of a request id.
+    """
+
+    def __init__(self, hue: Callable[[str], int], source: Callable[[str], str]) -> None:
+        self._hue, self._source = hue, source
+        self._requests: Sequence[Request] = ()
+        self._ids: tuple[str, ...] = ()
+        self._kept: tuple[list[int], list[int], list[str], list[str], list[float], list[int]] = ([], [], [], [], [], [])
+        self._tables: Sequence[BlockTable | None] = ()
+        self._block_ids: list[tuple[int, ...]] = []
+
+    def ids(self, requests: Sequence[Request]) -> tuple[str, ...]:
+        """Ids of the requests; also takes up their unchanging columns."""
+        if requests != self._requests:
+            self._requests = requests
+            self._ids = tuple([r.request_id for r in requests])
+            self._kept = (
+                [len(r.prompt_token_ids) for r in requests],
+                [r.sampling.max_tokens for r in requests],
+                [r.tenant for r in requests],
+                [self._source(i) for i in self._ids],
+                [r.arrival_time_s for r in requests],
+                [self._hue(i) for i in self._ids],
+            )
+        return self._ids
+
+    def rows(
+        self,
+        requests: Sequence[Request],
+        now_s: float,
+        planned: tuple[Sequence[int], Sequence[bool]],
+        tables: Sequence[BlockTable | None],
+        tails: Sequence[str],
+    ) -> tuple[RequestView, ...]:
+        """One row a request.
+
+        Args:
+            planned: scheduled tokens, and whether they are a prefill, of each request in the latest step.
+            tables: of each request, None where it has none.
+            tails: the end of each text.
+        """
+        ids = self.ids(requests)
+        prompts, limits, tenants, sources, arrivals, hues = self._kept
+        rows = _views(
+            len(ids), ids, repeat(RequestStatus.RUNNING.value), tenants, list(map(_priority, requests)), hues, arrivals,
+            [now_s - a for a in arrivals], prompts, list(map(len, map(_output, requests))), limits,
+            list(map(_computed, requests)), list(map(_cached, requests)), *planned, list(map(_preemptions, requests)),
+            self._copied(tables), repeat(""), repeat(""), tails, sources, list(map(_admitted, requests)),
+            list(map(_first_token, requests)), repeat(None), list(map(tuple, map(_spans, requests))),
+        )  # fmt: skip
+        return tuple(rows)
+
+    def _copied(self, tables: Sequence[BlockTable | None]) -> list[tuple[int, ...]]:
+        """The block ids of each table. A table only grows, so a copy of the same length still holds."""
+        if tables != self._tables:
+            self._tables, self._block_ids = tables, [()] * len(tables)
+        self._block_ids = [
+            kept if table is None or len(kept) == len(table.block_ids) else tuple(table.block_ids)
+            for kept, table in zip(self._block_ids, tables, strict=True)
+        ]
+        return self._block_ids
 
 
 def ended_row(request: Request, hue: int, source: str, text_tail: str) -> RequestView:

@@ -35,7 +35,7 @@ def apply_quietly(state: SchedulerState, flight: Flight, tokens: Sequence[int], 
         exhaust(map(_SET_COMPUTED, decodes, computed))
         exhaust(map(list.append, [r.output_token_ids for r in decodes], tokens))
         exhaust(map(list.append, [r.token_times_s for r in decodes], repeat(now)))
-        _fill(state, decodes, computed)
+        fill_blocks(state, decodes, computed)
         ending = [c >= t.ends_at for c, t in zip(computed, flight.decode_tracks, strict=True)]
         if True in ending:
             for request in compress(decodes, ending):
@@ -51,7 +51,7 @@ def apply_quietly(state: SchedulerState, flight: Flight, tokens: Sequence[int], 
     state.rows.refresh()
 
 
-def _fill(state: SchedulerState, decodes: list[Request], computed: list[int]) -> None:
+def fill_blocks(state: SchedulerState, decodes: list[Request], computed: list[int]) -> None:
     """Publish the blocks that are full now, and note the rows that need another."""
     kv, due = state.kv, state.rows.due
     size, tables = kv.block_size, kv.tables

@@ -58,6 +58,7 @@ class RateWindow:
         self.window_s = window_s
         self._entries: deque[_Entry] = deque()
         self._ends_s: deque[tuple[float, bool | None]] = deque()
+        self._with_slo = self._met = 0  # of _ends_s
         self._is_full = False  # steps have left because of their age
         self.sums = WindowSums()
 
@@ -102,8 +103,15 @@ class RateWindow:
     def end(self, time_s: float, met: bool | None) -> None:
         """Take note of a finished request and of whether it met its SLO."""
         self._ends_s.append((time_s, met))
+        self._with_slo += met is not None
+        self._met += met is True
         while len(self._ends_s) > MAX_WINDOW_STEPS:
-            self._ends_s.popleft()
+            self._drop_end()
+
+    def _drop_end(self) -> None:
+        _, met = self._ends_s.popleft()
+        self._with_slo -= met is not None
+        self._met -= met is True
 
     def move_to(self, now_s: float) -> float:
         """Drop what is older than the window; return the seconds that the sums are over.
@@ -117,7 +125,7 @@ class RateWindow:
             self._count(entries.popleft(), -1)
             self._is_full = True
         while self._ends_s and self._ends_s[0][0] <= oldest_s:
-            self._ends_s.popleft()
+            self._drop_end()
         if not entries:
             self.sums = WindowSums()
             self._is_full = False
@@ -127,13 +135,13 @@ class RateWindow:
 
     def ends(self) -> tuple[int, int, int]:
         """(finished, with an SLO, that met it) in the window."""
-        outcomes = [met for _, met in self._ends_s]
-        return len(outcomes), sum(met is not None for met in outcomes), outcomes.count(True)
+        return len(self._ends_s), self._with_slo, self._met
 
     def clear(self) -> None:
         """Forget everything."""
         self._entries.clear()
         self._ends_s.clear()
+        self._with_slo = self._met = 0
         self._is_full = False
         self.sums = WindowSums()
 

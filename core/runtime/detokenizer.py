@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Protocol
 
 REPLACEMENT = "�"
@@ -27,26 +28,70 @@ class Detokenizer(Protocol):
         ...
 
 
-class ByteDetokenizer:
-    """For vocabularies whose tokens are byte strings.
+class ByteVocabulary:
+    """Bytes of each token id, and the text of those that are whole characters by themselves.
 
     Args:
         token_bytes: bytes of each token id; empty for control tokens.
-        prompt_tail: bytes at the end of the prompt that are an unfinished character. A character that begins there and
-            ends in the output belongs to the stream; if the output does not finish it, nothing of it is shown.
     """
 
-    def __init__(self, token_bytes: Sequence[bytes], prompt_tail: bytes = b"") -> None:
-        self._token_bytes = token_bytes
+    def __init__(self, token_bytes: Sequence[bytes]) -> None:
+        self.token_bytes = token_bytes
+
+    def __len__(self) -> int:
+        return len(self.token_bytes)
+
+    @cached_property
+    def texts(self) -> list[str | None]:
+        """Text of each token id; None where its bytes begin or end within a character."""
+        return [_whole_text(data) for data in self.token_bytes]
+
+    def tail(self, token_ids: Sequence[int]) -> bytes:
+        """The bytes of the last tokens, enough for an unfinished character."""
+        table = self.token_bytes
+        return b"".join(table[t] for t in token_ids[-4:] if 0 <= t < len(table))
+
+
+def _whole_text(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+class ByteDetokenizer:
+    """For vocabularies whose tokens are byte strings.
+
+    Between two characters the text of most tokens is known beforehand (`ByteVocabulary.texts`); the decoder is asked
+    only where a character lies across tokens.
+
+    Args:
+        vocabulary: the tokens; a plain list of their bytes will do.
+        prompt_tail: bytes at the end of the prompt that are an unfinished character. A character that begins there and
+            ends in the output belongs to the stream; if the output does not finish it, nothing of it is shown.
+
+    Attributes:
+        is_between: True between two characters; the next text is then that of its token alone, where it has one.
+    """
+
+    __slots__ = ("_decoder", "_owes_prompt", "is_between", "vocabulary")
+
+    def __init__(self, vocabulary: ByteVocabulary | Sequence[bytes], prompt_tail: bytes = b"") -> None:
+        self.vocabulary = vocabulary if isinstance(vocabulary, ByteVocabulary) else ByteVocabulary(vocabulary)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._owes_prompt = bool(unfinished_tail(prompt_tail))
-        self._decoder.decode(unfinished_tail(prompt_tail))
+        owed = unfinished_tail(prompt_tail)
+        self._owes_prompt = bool(owed)
+        self.is_between = not owed
+        self._decoder.decode(owed)
 
     def push(self, token_id: int) -> str:
-        table = self._token_bytes
-        return self._clean(self._decoder.decode(table[token_id] if 0 <= token_id < len(table) else b""))
+        table = self.vocabulary.token_bytes
+        text = self._clean(self._decoder.decode(table[token_id] if 0 <= token_id < len(table) else b""))
+        self.is_between = not self._decoder.getstate()[0]
+        return text
 
     def finish(self) -> str:
+        self.is_between = True
         return self._clean(self._decoder.decode(b"", final=True))
 
     def _clean(self, text: str) -> str:
@@ -151,6 +196,11 @@ class TextStream:
         self._scanner = StopScanner(stops)
         self._min_tokens = min_tokens
         self._pushed = 0
+
+    @property
+    def detokenizer(self) -> Detokenizer:
+        """The first half."""
+        return self._detokenizer
 
     @property
     def stopped(self) -> bool:

@@ -4,7 +4,8 @@
                                     block_tables[row, :num_blocks]   physical blocks, logical order
 
 Rows are kept between steps; a step only gathers from them: position p of row r lies in slot
-block_tables[r, p // block_size] * block_size + p % block_size.
+block_tables[r, p // block_size] * block_size + p % block_size. A decode step (one token in each row, all sampled) takes
+a shorter way to the same batch, in which nothing is built that follows from the number of rows alone.
 """
 
 from __future__ import annotations
@@ -33,6 +34,22 @@ class PlannedStep:
     batch: StepBatch
     sample_ids: tuple[str, ...]
     sample_rows: Int64
+
+
+class _Counted:
+    """What a decode step of so many rows shares with every other of them; nobody writes to it."""
+
+    def __init__(self, rows: int) -> None:
+        self.ones, self.trues = (1,) * rows, (True,) * rows
+        self.indices: Int64 = np.arange(rows)
+        self.starts: Int32 = np.arange(rows + 1, dtype=np.int32)
+
+    def __len__(self) -> int:
+        return len(self.ones)
+
+
+def _is_plain(p: SamplingParams) -> bool:
+    return p.is_greedy and not p.min_tokens and not p.logprobs
 
 
 def _grown(array: npt.NDArray[np.generic], rows: int, columns: int | None = None) -> npt.NDArray[np.generic]:
@@ -75,6 +92,8 @@ class InputBatch:
         self._free_rows = list(range(rows - 1, -1, -1))
         self._latest_ids: tuple[str, ...] = ()
         self._latest_rows: Int64 = np.zeros(0, np.int64)
+        self._special_rows: set[int] = set()  # rows that want more than the likeliest token
+        self._counted = _Counted(0)
 
     def add(self, new: NewRequestData) -> None:
         """Take a request that enters (or re-enters) the batch; one of the same id is replaced.
@@ -95,6 +114,8 @@ class InputBatch:
         self._reserve_tokens(count + 1)
         self.row_of_id[new.request_id] = row
         self.sampling[row] = new.sampling
+        if not _is_plain(new.sampling):
+            self._special_rows.add(row)
         self.seeds[row] = new.sampling_seed
         self.token_ids[row, :count] = new.token_ids
         self.num_tokens[row] = count
@@ -125,8 +146,13 @@ class InputBatch:
             row = self.row_of_id.pop(request_id, None)
             if row is not None:
                 self.sampling[row] = None
+                self._special_rows.discard(row)
                 self._free_rows.append(row)
                 self._latest_ids = ()
+
+    def all_plain(self) -> bool:
+        """True if every request that is held wants the likeliest token and nothing else."""
+        return not self._special_rows
 
     def commit(self, rows: Int64, token_ids: npt.NDArray[np.integer]) -> None:
         """Append one sampled token to each row."""
@@ -144,14 +170,41 @@ class InputBatch:
             ExecutorError: for a row that is not held, lacks tokens or blocks, or samples before its context is complete.
         """
         rows = self._rows(step.request_ids)
-        counts = np.array(step.num_scheduled_tokens, np.int64)
         starts = np.array(step.num_computed_tokens, np.int64)
+        decode = self._decode(step, rows, starts)
+        if decode is not None:
+            return PlannedStep(decode, step.request_ids, rows)
+        counts = np.array(step.num_scheduled_tokens, np.int64)
         samples = np.array(step.samples, bool)
         ends = starts + counts
         self._check(step, rows, counts, ends, samples)
         sample_ids = tuple(i for i, s in zip(step.request_ids, step.samples, strict=True) if s)
         build = self._rectangle if step.padded_rows else self._ragged
         return PlannedStep(build(step, rows, counts, starts, ends, samples), sample_ids, rows[samples])
+
+    def _decode(self, step: SchedulerOutput, rows: Int64, starts: Int64) -> StepBatch | None:
+        """The batch of a decode step; None for another step and for one that is wrong, which `_check` then explains."""
+        count = self._counted
+        if len(count) != len(rows):
+            count = self._counted = _Counted(len(rows))
+        if step.padded_rows or step.num_scheduled_tokens != count.ones or step.samples != count.trues or not count.ones:
+            return None
+        ends = starts + 1
+        if not np.array_equal(ends, self.num_tokens[rows]) or (ends > self.num_blocks[rows] * self.block_size).any():
+            return None
+        most = int(ends.max())
+        if most > self._max_model_len:
+            return None
+        return StepBatch(
+            token_ids=self.token_ids[rows, starts],
+            positions=starts.astype(np.int32),
+            slot_mapping=self._slots(rows, starts),
+            row_of=count.starts[:-1],
+            query_start=count.starts,
+            context_lens=ends.astype(np.int32),
+            block_tables=self.block_tables[rows, : -(-most // self.block_size)],
+            logits_indices=count.indices,
+        )
 
     def _ragged(
         self, step: SchedulerOutput, rows: Int64, counts: Int64, starts: Int64, ends: Int64, samples: npt.NDArray[np.bool_]

@@ -23,7 +23,7 @@ from core.runtime.backend import Backend, KVCache, ModelWeights
 from core.runtime.input_batch import InputBatch, PlannedStep
 from core.runtime.model import DecoderModel
 from core.runtime.probe import measure_ceilings
-from core.runtime.sampler import Sampler, SamplingBatch
+from core.runtime.sampler import Sampler, SamplingBatch, likeliest
 from core.runtime.weights import weight_bytes
 from core.snapshot import RooflineCeilings
 
@@ -196,10 +196,14 @@ class ModelRunner:
         if not len(rows):
             return (), ()
         state = self._batch
+        best = self._model.backend.best_tokens() if len(logits) == len(rows) else None
+        if best is not None and state.all_plain():
+            token_ids = likeliest(best, planned.sample_ids)
+            state.commit(rows, token_ids)
+            return tuple(zip(planned.sample_ids, token_ids.tolist(), strict=True)), ()
         params = [p for p in (state.sampling[row] for row in rows.tolist()) if p is not None]
         positions = state.num_tokens[rows] - state.num_prompt_tokens[rows]
         columns = SamplingBatch(planned.sample_ids, params, state.seeds[rows], positions)
-        best = self._model.backend.best_tokens() if len(logits) == len(rows) else None
         token_ids, logprobs = self._sampler.sample(logits[: len(rows)], columns, best)
         state.commit(rows, token_ids)
         return tuple(zip(planned.sample_ids, token_ids.tolist(), strict=True)), logprobs

@@ -9,6 +9,7 @@ On a CPU `draw_host` draws (numpy, row by row), elsewhere `draw_device` (batched
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +41,21 @@ class SamplingBatch:
     positions: npt.NDArray[np.int64]
 
 
+Best = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
+"""The first of the largest logits of each row, and its value."""
+
+
+def likeliest(best: Best, request_ids: Sequence[str]) -> npt.NDArray[np.int64]:
+    """What `Sampler.sample` gives where every row is greedy and none asks for log-probabilities or min_tokens.
+
+    Raises:
+        ExecutorError: as `Sampler.sample`.
+    """
+    token_ids, values = best
+    _check(np.isfinite(values), request_ids)
+    return token_ids
+
+
 class Sampler:
     """Chooses tokens for a vocabulary with the given end tokens."""
 
@@ -51,7 +67,7 @@ class Sampler:
         self,
         logits: torch.Tensor,
         batch: SamplingBatch,
-        best: tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None = None,
+        best: Best | None = None,
     ) -> tuple[npt.NDArray[np.int64], tuple[tuple[str, TopLogprobs], ...]]:
         """Return one token id a row, and log-probabilities of the rows that want them.
 
@@ -63,7 +79,7 @@ class Sampler:
             ExecutorError: if a row's logits hold no finite maximum; the message names the requests.
         """
         wide = logits.float()
-        early = [i for i, p in enumerate(batch.params) if p.min_tokens > batch.positions[i]]
+        early = [i for i, (p, n) in enumerate(zip(batch.params, batch.positions.tolist(), strict=True)) if p.min_tokens > n]
         forbidden = [(i, self._ends(batch.params[i], wide.shape[1])) for i in early]
         saved = [wide[i, ends].clone() for i, ends in forbidden]
         for i, ends in forbidden:
@@ -81,16 +97,14 @@ class Sampler:
         return sorted(t for t in ends if 0 <= t < vocab_size)
 
 
-def _on_host(
-    logits: torch.Tensor, batch: SamplingBatch, found: tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None
-) -> npt.NDArray[np.int64]:
+def _on_host(logits: torch.Tensor, batch: SamplingBatch, found: Best | None) -> npt.NDArray[np.int64]:
     table = logits.numpy()
     if found is None:
         token_ids: npt.NDArray[np.int64] = table.argmax(axis=-1)  # numpy's is vectorised, PyTorch's is not
         best = table[np.arange(len(table)), token_ids]
     else:
         token_ids, best = found
-    _check(np.isfinite(best), batch)
+    _check(np.isfinite(best), batch.request_ids)
     drawn = _drawn(batch)
     if drawn:
         u = uniforms(batch.seeds[drawn], batch.positions[drawn])
@@ -102,7 +116,7 @@ def _on_host(
 
 def _on_device(logits: torch.Tensor, batch: SamplingBatch) -> npt.NDArray[np.int64]:
     best, greedy = logits.max(dim=-1)
-    _check(torch.isfinite(best).cpu().numpy(), batch)
+    _check(torch.isfinite(best).cpu().numpy(), batch.request_ids)
     drawn = _drawn(batch)
     if drawn:
         u = torch.from_numpy(uniforms(batch.seeds[drawn], batch.positions[drawn])).to(logits.device)
@@ -114,9 +128,9 @@ def _drawn(batch: SamplingBatch) -> list[int]:
     return [i for i, p in enumerate(batch.params) if not p.is_greedy]
 
 
-def _check(finite: npt.NDArray[np.bool_], batch: SamplingBatch) -> None:
+def _check(finite: npt.NDArray[np.bool_], request_ids: Sequence[str]) -> None:
     if not finite.all():
-        broken = [i for i, ok in zip(batch.request_ids, finite.tolist(), strict=True) if not ok]
+        broken = [i for i, ok in zip(request_ids, finite.tolist(), strict=True) if not ok]
         raise ExecutorError(f"the logits of {', '.join(broken)} are not finite; the model or its cache is damaged")
 
 

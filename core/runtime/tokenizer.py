@@ -16,7 +16,7 @@ import tokenizers
 
 from core.errors import CheckpointError, ConfigError
 from core.runtime.chat_template import ChatTemplate, Message, Quoting, split_at
-from core.runtime.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from core.runtime.detokenizer import ByteDetokenizer, ByteVocabulary, Detokenizer, WindowDetokenizer
 
 
 class Tokenizer(Protocol):
@@ -90,7 +90,7 @@ class LibraryTokenizer:
         added = library.get_added_tokens_decoder()
         self._controls = {token.content: token_id for token_id, token in added.items() if token.special}
         self._plain_added = {token_id: token.content for token_id, token in added.items() if not token.special}
-        self._token_bytes = self._byte_table() if _is_byte_level(library) else None
+        self._vocabulary = ByteVocabulary(self._byte_table()) if _is_byte_level(library) else None
 
     @property
     def control_tokens(self) -> dict[str, int]:
@@ -106,7 +106,7 @@ class LibraryTokenizer:
         return self._with_bos(self._encode(text, allow_special))
 
     def decode(self, token_ids: Sequence[int], prompt_token_ids: Sequence[int] = ()) -> str:
-        if self._token_bytes is None:
+        if self._vocabulary is None:
             return self._decode_list(token_ids)
         detokenizer = self.new_detokenizer(prompt_token_ids)
         return "".join(detokenizer.push(t) for t in token_ids) + detokenizer.finish()
@@ -126,11 +126,10 @@ class LibraryTokenizer:
         return self._with_bos(ids)
 
     def new_detokenizer(self, prompt_token_ids: Sequence[int] = ()) -> Detokenizer:
-        table = self._token_bytes
-        if table is None:
+        vocabulary = self._vocabulary
+        if vocabulary is None:
             return WindowDetokenizer(self._decode_list)
-        tail = b"".join(table[t] for t in prompt_token_ids[-4:] if 0 <= t < len(table))
-        return ByteDetokenizer(table, tail)
+        return ByteDetokenizer(vocabulary, vocabulary.tail(prompt_token_ids))
 
     def _encode(self, text: str, allow_special: bool) -> list[int]:
         with self._encoding:  # the switch is a property of the shared library object
@@ -180,7 +179,7 @@ class ByteTokenizer:
         table = [bytes((b,)) if b < 256 else _word(b).encode() for b in range(vocab_size)]
         for control in {*eos_token_ids, bos_token_id} - {None}:
             table[control] = b""  # type: ignore[index]
-        self._table = table
+        self._vocabulary = ByteVocabulary(table)
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Return the bytes of the text.
@@ -205,8 +204,7 @@ class ByteTokenizer:
         return self.encode("\n".join(lines))
 
     def new_detokenizer(self, prompt_token_ids: Sequence[int] = ()) -> Detokenizer:
-        tail = b"".join(self._table[t] for t in prompt_token_ids[-4:] if 0 <= t < len(self._table))
-        return ByteDetokenizer(self._table, tail)
+        return ByteDetokenizer(self._vocabulary, self._vocabulary.tail(prompt_token_ids))
 
 
 def _word(number: int) -> str:
