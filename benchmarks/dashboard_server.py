@@ -28,7 +28,8 @@ def serving(app: str, environment: Mapping[str, str]) -> Iterator[tuple[str, sub
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "uvicorn", app, "--port", str(port), "--no-access-log", "--log-level", "error"]
+    options = ["--no-access-log", "--log-level", "error", "--ws-per-message-deflate", "false"]  # as `streamlit run` does
+    command = [sys.executable, "-m", "uvicorn", app, "--port", str(port), *options]
     server = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment})
     url = f"http://127.0.0.1:{port}"
     try:

@@ -11,6 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from core.charts import batch_timeline, style
+from core.charts.arrow import table
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot
 from pages.parts import engine_access, frame, linked, ticker
@@ -31,7 +32,7 @@ def _timeline(history: Sequence[StepRecord]) -> None:
         f" dot = finished. {style.HOW_TO_ZOOM}",
     )
     spec = batch_timeline.composition_spec(frame.theme())
-    data = batch_timeline.composition_frame(history)
+    data = batch_timeline.composition_table(history)
     frame.chart(data, spec, key="live_composition", alt="Prefill, decode and idle tokens of each step, under the token budget")
 
 
@@ -81,7 +82,7 @@ def _batch(history: Sequence[StepRecord]) -> None:
         how=f"Running below the dotted seats line while requests wait: memory or budget binds. {style.HOW_TO_ZOOM}",
     )
     spec = batch_timeline.batch_spec(frame.theme())
-    frame.chart(batch_timeline.batch_frame(history), spec, key="live_batch", alt="Running, waiting and preempted by step")
+    frame.chart(table(batch_timeline.batch_frame(history)), spec, key="live_batch", alt="Running, waiting and preempted by step")
 
 
 def _times(history: Sequence[StepRecord]) -> None:
@@ -91,7 +92,7 @@ def _times(history: Sequence[StepRecord]) -> None:
         how=f"Grey is the forward pass, colours are host work. {style.HOW_TO_ZOOM}",
     )
     spec = batch_timeline.times_spec(frame.theme())
-    frame.chart(batch_timeline.times_frame(history), spec, key="live_times", alt="Milliseconds of each step by part")
+    frame.chart(table(batch_timeline.times_frame(history)), spec, key="live_times", alt="Milliseconds of each step by part")
 
 
 def _table(snapshot: EngineSnapshot) -> None:

@@ -1,6 +1,7 @@
 """Each compiled kernel alone against plain PyTorch or NumPy."""
 
 import ctypes
+import os
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 pytest.importorskip("numba")
 
-from core.runtime.kernels.compiler import unavailable_reason
+from core.runtime.kernels.compiler import KEPT_S, remove_unused, unavailable_reason
 
 if unavailable_reason():
     pytest.skip(unavailable_reason(), allow_module_level=True)
@@ -202,3 +203,16 @@ def test_huge_pages_are_ordinary_memory():
     big.fill_(2.5)
     assert big.shape == (3, 1 << 20)
     assert float(big.sum()) == 2.5 * (3 << 20)
+
+
+def test_compiled_code_of_other_versions_goes_a_week_after_its_last_use(tmp_path):
+    own, recent, old, foreign = (tmp_path / name for name in ("kernels-1", "kernels-2", "kernels-3", "models"))
+    for folder in (own, recent, old, foreign):
+        folder.mkdir()
+        (folder / "file").write_text("")
+    now_s = own.stat().st_mtime
+    os.utime(recent, (now_s - KEPT_S + 60, now_s - KEPT_S + 60))
+    for folder in (old, foreign):
+        os.utime(folder, (now_s - KEPT_S - 60, now_s - KEPT_S - 60))
+    assert remove_unused(own) == [old]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["kernels-1", "kernels-2", "models"]

@@ -15,7 +15,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
 
 from core.charts import style
 from core.charts.style import Theme
@@ -28,7 +30,17 @@ _PARTS = ("schedule", "prepare", "forward", "sample", "transfer", "update")
 
 
 def composition_frame(history: Sequence[StepRecord]) -> pd.DataFrame:
-    """One row a step: tokens by kind, the budget, and what happened. Narrow columns: these rows travel at every tick."""
+    """One row a step: tokens by kind, the budget, and what happened."""
+    return pd.DataFrame(_composition(history))
+
+
+def composition_table(history: Sequence[StepRecord]) -> pa.Table:
+    """The same as an Arrow table: it travels at every tick, and a data frame on the way would cost more than the columns."""
+    return pa.table(_composition(history))
+
+
+def _composition(history: Sequence[StepRecord]) -> dict[str, npt.NDArray[np.unsignedinteger]]:
+    """Columns as narrow as their largest value allows."""
     records = history[-MAX_STEPS:]
     columns: dict[str, list[int]] = {
         "step": [r.step for r in records],
@@ -41,9 +53,7 @@ def composition_frame(history: Sequence[StepRecord]) -> pd.DataFrame:
         "preempted": [r.preempted for r in records],
         "finished": [r.finished for r in records],
     }
-    return pd.DataFrame(
-        {name: np.asarray(values, dtype=np.min_scalar_type(max(values, default=0))) for name, values in columns.items()}
-    )
+    return {name: np.asarray(values, dtype=np.min_scalar_type(max(values, default=0))) for name, values in columns.items()}
 
 
 def batch_frame(history: Sequence[StepRecord]) -> pd.DataFrame:

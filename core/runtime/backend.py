@@ -177,6 +177,10 @@ class Backend(Protocol):
         """Take the KV tensors; called again after each resize."""
         ...
 
+    def prepare(self, batch: StepBatch) -> None:
+        """Called before the step is run, in the time of the preparation: index arrays go where they will be read."""
+        ...
+
     def forward(self, batch: StepBatch) -> torch.Tensor | None:
         """Run the whole step and return logits [num_logits, vocab_size] (float32 or the model's dtype).
 

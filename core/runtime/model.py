@@ -35,6 +35,10 @@ class DecoderModel:
         """Point the attention at (new) KV tensors."""
         self.backend.bind_cache(cache)
 
+    def prepare(self, batch: StepBatch) -> None:
+        """Have the backend put a batch's index arrays where it reads them; `forward` may follow without."""
+        self.backend.prepare(batch)
+
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Return logits [num_logits, vocab_size] and leave the step's keys and values in the cache."""

@@ -107,6 +107,7 @@ class ModelRunner:
         if not scheduler_output.request_ids:
             return ModelRunnerOutput(scheduler_output.step, timing=StepTiming(prepare_s=self._clock.now() - began))
         planned = self._batch.plan(scheduler_output)
+        self._model.prepare(planned.batch)
         prepared = self._clock.now()
         logits = self._forward(planned)
         forwarded = self._clock.now()

@@ -55,6 +55,9 @@ class PlainBackend:
     def bind_cache(self, cache: KVCache) -> None:
         self._cache = cache
 
+    def prepare(self, batch: StepBatch) -> None:
+        """See `Backend`: nothing to do."""
+
     def forward(self, batch: StepBatch) -> torch.Tensor | None:
         return None
 

@@ -63,7 +63,7 @@ class BlockMapElement(LiveElement):
         return f"register({json.dumps(self.name)}, {sheet}, (() => {{\n{body}\nreturn draw_{self.name};\n}})());"
 
 
-BLOCK_MAP = BlockMapElement("block_map")
+BLOCK_MAP = BlockMapElement("block_map", is_raw=True)
 
 
 def pack(view: BlockMapView, requests: Sequence[RequestView], *, mode: str, chosen: str | None) -> bytes:

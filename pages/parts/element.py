@@ -6,6 +6,8 @@
 A Components v2 element carries its JavaScript in every message. So the programs travel once a page run and register
 themselves under their names; what ticks is a bridge that hands each new data to the program. Programs write
 text with textContent only, so no text of a user or of a model is ever read as HTML.
+
+Data go as bytes of JSON: of plain data Streamlit would write the JSON, read it again and write it sorted at every tick.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _registered: dict[str, LiveElement] = {}
 
 _BRIDGE = """export default (c) => {
   const all = (globalThis.batchscope ??= { draw: {}, early: {} });
-  if (all.draw.%(name)s) all.draw.%(name)s(c); else (all.early.%(name)s ??= new Map()).set(c.parentElement, c);
+  const it = %(packed)s && c.data ? { ...c, data: JSON.parse(new TextDecoder().decode(c.data)) } : c;
+  if (all.draw.%(name)s) all.draw.%(name)s(it); else (all.early.%(name)s ??= new Map()).set(c.parentElement, it);
   return () => all.early.%(name)s?.delete(c.parentElement);
 };"""
 
@@ -37,13 +40,16 @@ class LiveElement:
     Args:
         name: a JavaScript identifier; assets/components/<name>.js defines `function draw_<name>(component, root)`,
             assets/components/<name>.css is its style sheet.
+        is_raw: data are bytes that the program reads itself.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, is_raw: bool = False) -> None:
         if not name.isidentifier():
             raise ValueError(f"element name {name!r} must be an identifier")
         self.name = name
-        self._mount = st.components.v2.component(f"batchscope_{name}", js=_BRIDGE % {"name": name})
+        self._is_raw = is_raw
+        bridge = _BRIDGE % {"name": name, "packed": "false" if is_raw else "true"}
+        self._mount = st.components.v2.component(f"batchscope_{name}", js=bridge)
         _registered[name] = self
 
     def program(self) -> str:
@@ -57,8 +63,9 @@ class LiveElement:
         return f"register({json.dumps(self.name)}, {sheet}, (() => {{\n{script}\nreturn draw_{self.name};\n}})());"
 
     def draw(self, data: Any, *, key: str, height: int | str = "content", **callbacks: Callable[[], None]) -> Any:
-        """Show `data` (JSON-serialisable or bytes). `on_<event>_change` callbacks run for the program's triggers."""
-        return self._mount(key=key, data=data, height=height, **callbacks)
+        """Show `data` (JSON-serialisable, or bytes if raw). `on_<event>_change` callbacks run for the program's triggers."""
+        packed = data if self._is_raw else json.dumps(data, separators=(",", ":")).encode()
+        return self._mount(key=key, data=packed, height=height, **callbacks)
 
 
 def squeeze(source: str) -> str:

@@ -98,6 +98,7 @@ class KernelBackend(PlainBackend):
         self._fast: FastPath | None = None
         self._built: FastPath | None = None
         self._ran_fast = False
+        self._loaded: StepBatch | None = None
 
     @property
     def name(self) -> str:
@@ -131,19 +132,27 @@ class KernelBackend(PlainBackend):
         if self._fast is not None:
             self._fast.bind_cache(cache)
 
-    def forward(self, batch: StepBatch) -> torch.Tensor | None:
-        """Run the step; the logits are overwritten by the next one unless they are few."""
+    def prepare(self, batch: StepBatch) -> None:
+        """See `Backend`; also the moment in which kernels that are ready now take over."""
+        self._loaded = None
         if self._fast is None:
             if self._built is None:
-                self._ran_fast = False
-                return None
+                return
             self._fast, self._built = self._built, None
             self._fast.release_plain_weights()
             # OpenMP's threads spin for a while after each PyTorch operation, on the cores that the team needs
             torch.set_num_threads(1)
             self._fast.bind_cache(self._cache)
-        self._ran_fast = True
-        return self._fast.run(batch)
+        self._fast.load(batch)
+        self._loaded = batch
+
+    def forward(self, batch: StepBatch) -> torch.Tensor | None:
+        """Run the step; the logits are overwritten by the next one unless they are few."""
+        if self._loaded is not batch:
+            self.prepare(batch)
+        loaded, self._loaded = self._loaded, None
+        self._ran_fast = loaded is not None and self._fast is not None
+        return self._fast.run() if self._fast is not None and self._ran_fast else None
 
     def best_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None:
         """See `Backend`."""

@@ -21,6 +21,9 @@ Int32 = npt.NDArray[np.int32]
 
 def attention_items(batch: StepBatch, heads: int) -> tuple[Int32, Int32, Int32]:
     """Split the batch into attention items: (row, first token, number of tokens), most work first."""
+    if batch.is_decode_only and not batch.padded:
+        longest_first = np.argsort(-batch.context_lens, kind="stable").astype(np.int32)
+        return longest_first, longest_first, np.ones(len(longest_first), np.int32)
     counts = np.diff(batch.query_start)
     most = max(ITEM_ROWS // heads, 1)
     pieces = -(-counts // most)
@@ -99,7 +102,7 @@ class StepBuffers:
             Word.ITEM_TOKENS: tokens,
         }
         for word, array in arrays.items():
-            description[word] = array.ctypes.data
+            description[word] = array.__array_interface__["data"][0]
         description[Word.TOKENS] = batch.num_tokens
         description[Word.TABLE_BYTES] = arrays[Word.BLOCK_TABLES].strides[0]
         description[Word.ITEMS] = len(rows)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
+
+KEPT_S = 7 * 86_400.0
+"""Compiled code of other versions is kept so long after its latest use, s."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,10 +51,28 @@ def cache_folder() -> Path:
     folder = (Path(root) if root else user_cache_path("batchscope")) / f"kernels-{digest.hexdigest()[:12]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK)
+        os.utime(folder)
     except OSError:
-        writable = False
-    return folder if writable else Path(tempfile.mkdtemp(prefix="batchscope-kernels-"))
+        return Path(tempfile.mkdtemp(prefix="batchscope-kernels-"))
+    if not os.access(folder, os.W_OK):
+        return Path(tempfile.mkdtemp(prefix="batchscope-kernels-"))
+    remove_unused(folder)
+    return folder
+
+
+def remove_unused(folder: Path) -> list[Path]:
+    """Remove the folders of other versions beside `folder` that no start has used for KEPT_S; returns them.
+
+    A start notes its use in the folder's time, so another version that is still run on this machine keeps its own.
+    """
+    try:
+        oldest_s = folder.stat().st_mtime - KEPT_S
+        others = [f for f in folder.parent.glob("kernels-*") if f != folder and f.is_dir() and f.stat().st_mtime < oldest_s]
+    except OSError:
+        return []  # another process cleans up at the same time
+    for other in others:
+        shutil.rmtree(other, ignore_errors=True)
+    return others
 
 
 @contextmanager

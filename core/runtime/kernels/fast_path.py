@@ -50,6 +50,7 @@ class FastPath:
         self._scratch = np.zeros((threads, -(-scratch_bytes(spec.head_dim) // 64) * 64), np.uint8)
         self._floats = np.array([spec.rms_norm_eps, spec.head_dim**-0.5], np.float32)
         self._description = np.zeros(STEP_WORDS, np.int64)
+        self._description_address = int(self._description.ctypes.data)
         self._buffers = StepBuffers(spec, threads)
         self._count = 0
         self._describe_run(dtype)
@@ -67,13 +68,17 @@ class FastPath:
             stride = tensor.stride(0) * element
             self._layers[:, column] = tensor.data_ptr() + stride * np.arange(self._spec.num_layers)
 
-    def run(self, batch: StepBatch) -> torch.Tensor:
-        """Run one step and return its logits, float32 [num_logits, vocab_size]."""
-        self._count = count = len(batch.logits_indices)
-        self._buffers.reserve(self._description, batch.num_tokens, max(count, 1))
+    def load(self, batch: StepBatch) -> None:
+        """Describe a step, so that `run` has nothing to do but to run it."""
+        self._count = len(batch.logits_indices)
+        self._buffers.reserve(self._description, batch.num_tokens, max(self._count, 1))
         self._buffers.write_batch(self._description, batch)
         self._counters[:] = 0
-        self._team.run(self._step, self._description.ctypes.data)
+
+    def run(self) -> torch.Tensor:
+        """Run the step that was loaded and return its logits, float32 [num_logits, vocab_size]."""
+        count = self._count
+        self._team.run(self._step, self._description_address)
         logits = self._buffers.logits(count)
         return logits.clone() if logits.numel() <= _KEEP_LOGITS else logits
 
