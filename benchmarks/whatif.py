@@ -39,7 +39,7 @@ from core.prompts import StandInPrompts
 from core.run_summary import summarise
 from core.sim_setup import setup_on_device
 from core.simulator import simulate
-from core.step_timer import StepCoefficients
+from core.step_timer import CalibratedTimer, StepCoefficients
 from core.whatif import WhatIf
 from core.whatif_base import live_cost
 from core.workload import LoadGenerator
@@ -62,7 +62,8 @@ def step_phase(engine: Engine, seconds: float, seed: int) -> tuple[Calibration, 
     calibration = calibrate(seen, model, START, held_out_every=0)
     print_law(calibration)
     fresh = [r for spec in loads.loads_held_out(seed) for r in loads.run_live(engine, spec, seconds).records]
-    rows = residuals([o for r in fresh if (o := observe(r, model))], calibration.timer())
+    timer = CalibratedTimer(model, calibration.coefficients.of_one_step())
+    rows = residuals([o for r in fresh if (o := observe(r, model))], timer)
     print_residuals(rows)
     errors = summarise_errors(rows)
     return calibration, {"step_time_median_error": errors.median, "step_time_p90_error": errors.p90}
@@ -81,7 +82,8 @@ def print_law(calibration: Calibration) -> None:
     )
     print(
         f"fixed cost of a step {calibration.fixed_s * 1e3:.3g} ms, of a row {(law.row_s + law.host_row_s) * 1e6:.3g} us;"
-        f" KV {1e-9 / max(law.kv_byte_s, 1e-15):.3g} GB/s; {law.between_s * 1e3:.3g} ms between steps\n"
+        f" KV {1e-9 / max(law.kv_byte_s, 1e-15):.3g} GB/s; {law.between_s * 1e3:.3g} ms between steps;"
+        f" a run takes {law.run_factor:.3g} times its typical steps\n"
     )
 
 

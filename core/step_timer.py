@@ -94,6 +94,8 @@ class StepCoefficients:
         host_fixed_s, host_row_s, host_token_s: the part of a step outside the forward pass (beside the above).
         between_s: mean time from the end of a step to the start of the next one while requests run (commands, arrivals,
             pictures): no part of a step's own time, but of a run's.
+        run_factor: seconds of all measured steps / seconds predicted for them: a robust fit predicts the typical step, a
+            run also has the slow ones.
     """
 
     fixed_s: float
@@ -106,6 +108,7 @@ class StepCoefficients:
     host_row_s: float = 0.0
     host_token_s: float = 0.0
     between_s: float = 0.0
+    run_factor: float = 1.0
 
     def __post_init__(self) -> None:
         if len(self.law_s) != len(KNOTS):
@@ -113,8 +116,14 @@ class StepCoefficients:
         values = (*self.law_s, self.fixed_s, self.row_s, self.kv_byte_s, self.attention_flop_s, self.swap_byte_s)
         if not all(v >= 0.0 for v in (*values, self.host_fixed_s, self.host_row_s, self.host_token_s, self.between_s)):
             raise ConfigError("a coefficient is below 0 or not a number; a step with more work must not cost less")
+        if not 0.0 < self.run_factor < 1e3:
+            raise ConfigError(f"run_factor is {self.run_factor!r}; give a number above 0, near 1")
         if any(b < a for a, b in zip(self.law_s, self.law_s[1:], strict=False)):
             raise ConfigError("the law falls with more rows; a step with more work must not cost less")
+
+    def of_one_step(self) -> StepCoefficients:
+        """The law of a typical step, without what only a run shows."""
+        return replace(self, between_s=0.0, run_factor=1.0)
 
     def law(self, rows: int) -> float:
         """Seconds a matrix parameter takes for `rows` rows."""
@@ -178,30 +187,30 @@ class CalibratedTimer:
         """Price one step."""
         c, model = self.coefficients, self.model
         if not run.rows:
-            return StepTiming(prepare_s=c.host_fixed_s + c.between_s + c.swap_byte_s * swap_bytes)
+            return StepTiming(prepare_s=c.run_factor * c.host_fixed_s + c.between_s + c.swap_byte_s * swap_bytes)
         forward = c.fixed_s + c.row_s * run.rows + self._linear_s(run.query_tokens) + self._head * c.law(run.sampled)
         forward += c.kv_byte_s * (model.kv_read_per_token * run.context_tokens + copy_bytes)
         forward += c.attention_flop_s * model.attention_flops_per_pair * run.attended_tokens
-        host = c.host_fixed_s + c.between_s + c.host_row_s * run.rows + c.host_token_s * run.query_tokens
-        return StepTiming(prepare_s=host + c.swap_byte_s * swap_bytes, forward_s=forward)
+        host = c.run_factor * (c.host_fixed_s + c.host_row_s * run.rows + c.host_token_s * run.query_tokens)
+        return StepTiming(prepare_s=host + c.between_s + c.swap_byte_s * swap_bytes, forward_s=c.run_factor * forward)
 
     def seconds(self, run: StepSums, swap_bytes: float = 0.0, copy_bytes: float = 0.0) -> float:
         """`predict` as one number; the law is looked up once for each count of tokens and of rows."""
         c, model, rows, tokens, sampled = self.coefficients, self.model, run.rows, run.query_tokens, run.sampled
         if not rows:
-            return c.host_fixed_s + c.between_s + c.swap_byte_s * swap_bytes
+            return c.run_factor * c.host_fixed_s + c.between_s + c.swap_byte_s * swap_bytes
         layers = self._layers_s.get(tokens)
         if layers is None:
             layers = self._layers_s[tokens] = self._linear_s(tokens)
         head = self._head_s.get(sampled)
         if head is None:
             head = self._head_s[sampled] = self._head * c.law(sampled)
-        return (
-            c.fixed_s + c.host_fixed_s + c.between_s + (c.row_s + c.host_row_s) * rows + c.host_token_s * tokens + layers + head
+        own_s = (
+            c.fixed_s + c.host_fixed_s + (c.row_s + c.host_row_s) * rows + c.host_token_s * tokens + layers + head
             + c.kv_byte_s * (model.kv_read_per_token * run.context_tokens + copy_bytes)
             + c.attention_flop_s * model.attention_flops_per_pair * run.attended_tokens
-            + c.swap_byte_s * swap_bytes
         )  # fmt: skip
+        return c.run_factor * own_s + c.between_s + c.swap_byte_s * swap_bytes
 
     def _linear_s(self, tokens: int) -> float:
         c = self.coefficients

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from core.calibration import between_steps_s, calibrate, hats, measured_device, observe
+from core.calibration import between_steps_s, calibrate, hats, measured_device, never_dearer, observe
 from core.cost_model import NO_WORK, CostModel, StepComposition, StepSums
 from core.devices import DeviceSpec, device_named
 from core.errors import ConfigError
@@ -111,7 +111,7 @@ def test_a_known_law_is_found_through_noise_and_outliers() -> None:
     assert abs(fit.held_out.bias) < 0.015
     assert [kind for kind, _ in fit.by_kind] == ["decode", "mixed", "prefill"]
     assert all(errors.median < 0.05 for _, errors in fit.by_kind)
-    timer, truth = fit.timer(), CalibratedTimer(MODEL, TRUE)
+    timer, truth = CalibratedTimer(MODEL, fit.coefficients.of_one_step()), CalibratedTimer(MODEL, TRUE)
     errors = against(timer, truth, random_steps(200, 99))
     assert np.median(errors) < 0.02
     assert np.percentile(errors, 95) < 0.10
@@ -132,10 +132,36 @@ def test_where_no_step_has_been_the_ceilings_stand() -> None:
 def test_a_fit_on_one_model_prices_another_on_the_same_machine() -> None:
     fit = calibrate(measured(1200, 2), MODEL, MACHINE)
     bigger = CostModel.of(model_named("SmolLM2 360M"))
-    timer, truth = fit.timer(bigger), CalibratedTimer(bigger, TRUE)
+    timer, truth = CalibratedTimer(bigger, fit.coefficients.of_one_step()), CalibratedTimer(bigger, TRUE)
     errors = against(timer, truth, random_steps(100, 5))
     assert np.median(errors) < 0.04
     assert np.percentile(errors, 90) < 0.15
+
+
+def test_slow_steps_count_in_a_run_and_not_in_a_step() -> None:
+    """Every tenth step takes twice as long: the typical step is as before, a run takes a tenth longer."""
+    timer = CalibratedTimer(MODEL, TRUE)
+    records = []
+    for i, step in enumerate(random_steps(600, seed=4)):
+        timing = predict_composition(timer, step)
+        factor = 2.0 if i % 10 == 9 else 1.0
+        slow = StepTiming(prepare_s=timing.prepare_s * factor, forward_s=timing.forward_s * factor)
+        records.append(record(i + 1, step, slow))
+    found = calibrate(records, MODEL, MACHINE, held_out_every=0)
+    assert found.error.median < 0.02
+    assert found.coefficients.run_factor == pytest.approx(1.1, abs=0.03)
+    one = StepSums(4, 4, 4, 400, 400)
+    typical = step_seconds(CalibratedTimer(MODEL, found.coefficients.of_one_step()).predict(one))
+    assert found.timer().seconds(one) == pytest.approx(found.coefficients.run_factor * typical + found.coefficients.between_s)
+
+
+def test_a_row_never_costs_more_than_one_of_a_larger_step() -> None:
+    rates = never_dearer(np.array([131, 141, 141, 189, 189, 493, 1002, 1904, 3600, 6992, 13775, 27342], dtype=float))
+    each = rates / np.array(KNOTS)
+    assert (np.diff(each) <= 1e-9).all()
+    assert (np.diff(rates) >= 0).all()
+    assert rates[4] == pytest.approx(16 * 1002 / 64)
+    assert rates[[0, 6, 11]] == pytest.approx([131, 1002, 27342]), "what was in order stays"
 
 
 def test_coefficients_must_make_sense() -> None:
@@ -182,7 +208,7 @@ LLAMA = model_named("Llama 3.1 8B")
         RooflineTimer(CostModel.of(LLAMA), H100),
         RooflineTimer(CostModel.of(LLAMA, tensor_parallel=2), H100),
         RooflineTimer(CostModel.of(TINY), replace(MACHINE, cache_bytes=1e9, cache_bandwidth=1e11, step_overhead_s=1e-4)),
-        CalibratedTimer(MODEL, replace(TRUE, between_s=1e-3)),
+        CalibratedTimer(MODEL, replace(TRUE, between_s=1e-3, run_factor=1.07)),
         CalibratedTimer(CostModel.of(model_named("Mixtral 8x7B")), TRUE),
         SlowedTimer(CalibratedTimer(MODEL, TRUE), 1.1),
     ],
