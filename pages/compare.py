@@ -45,6 +45,7 @@ FIGURES: tuple[tuple[str, str, str], ...] = (
 )
 _LABELS = {name: label for name, label, _ in FIGURES} | {"output_tokens_per_s": "throughput"}
 _BEGUN = "fork_changed"
+_LINKED = "fork_linked"
 
 
 def _run(chosen: Fork) -> None:
@@ -63,7 +64,7 @@ def _cancel() -> None:
 
 def _changed() -> None:
     st.session_state[_BEGUN] = True
-    st.query_params[CHOSEN] = st.session_state[CHOSEN]
+    st.query_params[CHOSEN] = st.session_state[CHOSEN] or st.session_state[_LINKED]
 
 
 def _state() -> ComparisonState | None:
@@ -172,7 +173,8 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     if st.session_state.pop(_BEGUN, False):
         st.rerun()  # the knobs of the live fork lie outside the ticking part
     titles = {f.key: f.title for f in FORKS} | {LIVE: "Live settings against others"}
-    key = st.pills("Fork", list(titles), format_func=titles.__getitem__, key=CHOSEN, on_change=_changed, required=True)
+    linked = st.session_state[_LINKED]
+    key = st.pills("Fork", list(titles), default=linked, format_func=titles.__getitem__, key=CHOSEN, on_change=_changed) or linked
     state = _state()
     try:
         chosen = _live_fork(snapshot) if key == LIVE else fork(key)
@@ -227,15 +229,15 @@ def _knobs() -> None:
     )
 
 
-if CHOSEN not in st.session_state:  # a link names the fork by its key, the bound widget would by its title
+if _LINKED not in st.session_state:  # a link names the fork by its key, the bound widget would by its title
     wanted = st.query_params.get(CHOSEN)
-    st.session_state[CHOSEN] = wanted if wanted in {LIVE, *(f.key for f in FORKS)} else FORKS[0].key
+    st.session_state[_LINKED] = wanted if wanted in {LIVE, *(f.key for f in FORKS)} else FORKS[0].key
 ticker.live(
     "What does another configuration do, measured on this engine?",
     render,
     about="The same seeded arrivals twice on the real engine. Nothing here is predicted.",
 )
-if st.session_state[CHOSEN] == LIVE:
+if (st.session_state.get(CHOSEN) or st.session_state[_LINKED]) == LIVE:
     frame.figure_head("The second configuration", "starts from the live one", how="Change what the second run should have.")
     _knobs()
 frame.footer()

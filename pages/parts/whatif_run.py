@@ -126,16 +126,18 @@ def known(snapshot: EngineSnapshot, history: Callable[[], Sequence[StepRecord]],
     found: Known | None = st.session_state.get("whatif_known")
     now = time.monotonic()
     fresh = found is not None and found.mark == _mark(snapshot) and now - found.made_s < BASE_AGE_S
-    if fresh and found is not None and (found.run is not None or now - found.made_s < 3.0):
+    if fresh and found is not None and found.run is not None:
         return found
     records = history()
-    base = live_base(snapshot, records, float(psutil.virtual_memory().total))
+    # While too few requests have ended only they are looked for again: another law would ask for every simulation anew.
+    base = found.base if fresh and found is not None else live_base(snapshot, records, float(psutil.virtual_memory().total))
+    made_s = found.made_s if fresh and found is not None else now
     run, why = None, ""
     try:
         run = live_run(snapshot, records, changed_s)
     except BatchscopeError as error:
         why = str(error)
-    found = Known(base, now, _mark(snapshot), run, why)
+    found = Known(base, made_s, _mark(snapshot), run, why)
     st.session_state["whatif_known"] = found
     return found
 
