@@ -22,6 +22,7 @@ import numpy.typing as npt
 from core.records import RequestRecord
 from core.request import FinishReason, Request
 from core.snapshot import Percentiles
+from core.tally import SECONDS, GrowingTally
 
 NEWEST_REQUESTS = 1024
 NEWEST_GAPS = 4096
@@ -153,6 +154,8 @@ class LatencyTracker:
         self.itl = Newest(NEWEST_GAPS)
         self.tpot = Newest(NEWEST_REQUESTS)
         self.e2e = Newest(NEWEST_REQUESTS)
+        self.all_ttft = GrowingTally(SECONDS)
+        self.all_itl = GrowingTally(SECONDS)
         self._arrival_s: dict[str, float] = {}  # until the first token
         self._last_token_s: dict[str, float] = {}
         self._group: tuple[str, ...] = ()  # whose latest token came at _group_s, whatever _last_token_s says
@@ -186,8 +189,10 @@ class LatencyTracker:
             last[request_id] = time_s
         if gaps:
             self.itl.extend(gaps)
+            self.all_itl.extend(gaps)
         if firsts:
             self.ttft.extend(firsts)
+            self.all_ttft.extend(firsts)
 
     def on_end(self, record: RequestRecord) -> None:
         """Take an ended request."""

@@ -127,20 +127,22 @@ class LiveEngine(LiveView):
         slo: SLO | None = None,
         source: str = "prompt",
         wait_s: float = WAIT_S,
+        arrival_s: float | None = None,
     ) -> CommandResult:
         """Queue a prompt, given as text, as a conversation or as token ids; the value is the request's id.
 
         Args:
             timeout_s: the request is cancelled this long after its arrival.
+            arrival_s: when it came, by `now()`; by default this call. TTFT and E2E count from here.
 
         Raises:
             ControlRefused: for a viewer, above a limit, or while the engine starts.
         """
         self._note(session_id, "submit", lambda: self._lease.check(session_id), only_refusals=True)
+        came_s = self.now() if arrival_s is None else arrival_s
         ids = self._prompt_ids(text, chat, token_ids)
         params = sampling or SamplingParams()
         check_number("max_tokens", params.max_tokens, self.limits.max_output_tokens)
-        arrival_s = self._board.require_engine().clock.now()
 
         def run() -> CommandResult:
             engine, limits, streams = self._host.engine, self.limits, self._board.streams
@@ -160,10 +162,10 @@ class LiveEngine(LiveView):
                 tenant=tenant,
                 priority=priority,
                 cache_salt=cache_salt,
-                deadline_s=None if timeout_s is None else arrival_s + timeout_s,
+                deadline_s=None if timeout_s is None else came_s + timeout_s,
                 slo=slo or SLO(),
                 source=source,
-                arrival_time_s=arrival_s,
+                arrival_time_s=came_s,
             )
             streams.open(accepted_id, len(ids))
             return CommandResult(Outcome.ACCEPTED, f"request {accepted_id} is queued", accepted_id)

@@ -44,6 +44,14 @@ class LiveView:
         """The newest picture."""
         return self._board.latest
 
+    def now(self) -> float:
+        """The time on the engine's clock, s.
+
+        Raises:
+            ControlRefused: while there is no engine.
+        """
+        return self._board.require_engine().clock.now()
+
     def pictures(self) -> tuple[EngineSnapshot, ...]:
         """Earlier pictures of this run, oldest first: bounded, dense near the end, reaching back to the beginning."""
         return self._board.past.pictures

@@ -12,6 +12,7 @@ from core.config import EngineConfig
 from core.executor import ExecutorInfo
 from core.outputs import PassedOver, Preemption
 from core.records import RequestRecord, StepRecord
+from core.tally import NOTHING, Tallies
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,3 +219,4 @@ class EngineSnapshot:
     load_label: str = ""
     recent_requests: tuple[RequestRecord, ...] = ()  # newest first, at most 200
     revision: int = field(default=0)  # grows with each publication
+    tallies: Tallies = NOTHING  # since the start or the last reset, as the totals

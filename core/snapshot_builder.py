@@ -121,6 +121,7 @@ class SnapshotBuilder:
             ceilings=telemetry.ceilings,
             recent_requests=telemetry.recent_requests(),
             revision=self._revision,
+            tallies=telemetry.tallies(),
         )
 
     def _is_stale(self, wall_s: float | None, state: str) -> bool:

@@ -1,6 +1,6 @@
 """Answers on their way to readers: one bounded, append-only list of pieces for each followed request.
 
-    engine thread: append, then swap the end mark   |   readers: copy from their own cursor, no lock
+    engine thread: append, then swap the end mark, then wake   |   readers: copy from their own cursor, no lock
 
 A reader that wants to be woken registers a callback that must not block (`Event.set`,
 `loop.call_soon_threadsafe`). A slow or dead reader costs the engine nothing and misses nothing, because it
@@ -88,18 +88,23 @@ class RequestStream:
         finally:
             stop()
 
-    def push(self, piece: StreamPiece) -> None:
-        """Engine's thread only."""
+    def push(self, piece: StreamPiece, *, wake: bool = True) -> None:
+        """Engine's thread only. Without `wake` readers are told later."""
         self._pieces.append(piece)
-        for callback in self._listeners:
-            callback()
+        if wake:
+            self.wake()
 
-    def finish(self, end: StreamEnd) -> None:
+    def finish(self, end: StreamEnd, *, wake: bool = True) -> None:
         """Engine's thread only; the first end counts."""
         if self._end is None:
             self._end = end
-            for callback in self._listeners:
-                callback()
+            if wake:
+                self.wake()
+
+    def wake(self) -> None:
+        """Tell the readers. Engine's thread only."""
+        for callback in self._listeners:
+            callback()
 
 
 class StreamHub:
@@ -137,17 +142,24 @@ class StreamHub:
         return stream
 
     def on_events(self, events: Iterable[RequestEvent]) -> None:
-        """Pass the events of a step on to the followed requests. Engine's thread only."""
+        """Pass the events of a step on to the followed requests, then wake their readers. Engine's thread only.
+
+        Readers are woken once all is written, so that an answer's last token and its end are seen together.
+        """
         streams = self._streams
+        changed: dict[str, RequestStream] = {}
         for event in events:
             stream = streams.get(event.request_id)
             if stream is None:
                 continue
             if event.kind == "token" or (event.kind in _ENDS and event.text):
-                stream.push(StreamPiece(event.token_id, event.text, event.time_s, event.logprobs))
+                stream.push(StreamPiece(event.token_id, event.text, event.time_s, event.logprobs), wake=False)
             if event.kind in _ENDS:
                 reason = event.finish_reason.value if event.finish_reason else event.kind
-                stream.finish(StreamEnd(event.kind, reason, event.message, event.time_s))
+                stream.finish(StreamEnd(event.kind, reason, event.message, event.time_s), wake=False)
+            changed[event.request_id] = stream
+        for stream in changed.values():
+            stream.wake()
 
     def end_all(self, message: str, time_s: float) -> None:
         """End every open stream, e.g. because the engine was reset. Engine's thread only."""

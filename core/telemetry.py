@@ -18,6 +18,7 @@ from core.records import RequestRecord, StepRecord
 from core.request import FinishReason, Request
 from core.snapshot import Kpis, RooflineCeilings
 from core.step_history import StepHistory
+from core.tally import TOKENS, GrowingTally, Tallies
 from core.utilisation import mbu, mfu
 
 WINDOW_S = 10.0
@@ -175,6 +176,7 @@ class Telemetry:
         self.latency = LatencyTracker()
         self.ceilings: RooflineCeilings | None = None
         self.work = WorkSums()
+        self.step_tokens = GrowingTally(TOKENS)
         self._requests: deque[RequestRecord] = deque()
         self._kept_gaps = 0
         self._recent: tuple[RequestRecord, ...] | None = ()
@@ -183,6 +185,7 @@ class Telemetry:
         """Take a finished step."""
         self.history.append(record)
         self.work.add(record)
+        self.step_tokens.extend((record.prefill_tokens + record.decode_tokens,))
         self.window.add(record, queried_tokens)
         self.window.move_to(record.start_s + record.duration_s)
 
@@ -214,11 +217,16 @@ class Telemetry:
         """Forget steps, requests and latencies; the ceilings stay."""
         self.history.clear()
         self.work = WorkSums()
+        self.step_tokens = GrowingTally(TOKENS)
         self.window.clear()
         self.latency = LatencyTracker()
         self._requests.clear()
         self._kept_gaps = 0
         self._recent = ()
+
+    def tallies(self) -> Tallies:
+        """The histograms since the start or the last reset."""
+        return Tallies(self.latency.all_ttft.now(), self.latency.all_itl.now(), self.step_tokens.now())
 
     def kpis(self, now_s: float, *, idle: bool, fragmentation: float) -> Kpis:
         """The tiles' numbers at `now_s`; `idle` (nothing to do) makes every rate 0."""

@@ -108,6 +108,96 @@ def test_old_names_and_other_engines() -> None:
     assert "waiting" not in old.gauges, "what is not exported is absent, not 0"
 
 
+SGLANG = """\
+# TYPE sglang:prompt_tokens_total counter
+sglang:prompt_tokens_total{model_name="meta-llama/Llama-3.1-8B-Instruct"} 1000
+sglang:cached_tokens_total{cache_source="device",model_name="meta-llama/Llama-3.1-8B-Instruct"} 200
+sglang:cached_tokens_total{cache_source="host",model_name="meta-llama/Llama-3.1-8B-Instruct"} 50
+# TYPE sglang:generation_tokens_total counter
+sglang:generation_tokens_total{model_name="meta-llama/Llama-3.1-8B-Instruct"} 400
+sglang:num_requests_total{model_name="meta-llama/Llama-3.1-8B-Instruct"} 12
+sglang:num_retracted_requests_total{model_name="meta-llama/Llama-3.1-8B-Instruct"} 3
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{model_name="meta-llama/Llama-3.1-8B-Instruct"} 5
+sglang:num_queue_reqs{model_name="meta-llama/Llama-3.1-8B-Instruct"} 2
+sglang:token_usage{model_name="meta-llama/Llama-3.1-8B-Instruct"} 0.28
+sglang:cache_config_info{model_name="meta-llama/Llama-3.1-8B-Instruct",num_pages="4096",page_size="16"} 1
+# TYPE sglang:time_to_first_token_seconds histogram
+sglang:time_to_first_token_seconds_bucket{le="0.1",model_name="meta-llama/Llama-3.1-8B-Instruct"} 9
+sglang:time_to_first_token_seconds_bucket{le="+Inf",model_name="meta-llama/Llama-3.1-8B-Instruct"} 12
+sglang:time_to_first_token_seconds_sum{model_name="meta-llama/Llama-3.1-8B-Instruct"} 1.5
+sglang:time_to_first_token_seconds_count{model_name="meta-llama/Llama-3.1-8B-Instruct"} 12
+"""
+
+TRTLLM = """\
+trtllm_request_success_total{engine_type="trtllm",finished_reason="stop",model_name="llama"} 4
+trtllm_request_success_total{engine_type="trtllm",finished_reason="length",model_name="llama"} 3
+trtllm_prompt_tokens_total{model_name="llama"} 900
+trtllm_prompt_cached_tokens_total{model_name="llama"} 300
+trtllm_generation_tokens_total{model_name="llama"} 350
+trtllm_num_requests_running{model_name="llama"} 6
+trtllm_num_requests_waiting{model_name="llama"} 1
+trtllm_kv_cache_utilization{model_name="llama"} 0.4
+trtllm_kv_cache_tokens_per_block{model_name="llama"} 32
+trtllm_kv_cache_max_blocks{model_name="llama"} 2048
+trtllm_max_batch_size_runtime{model_name="llama"} 64
+trtllm_max_num_tokens_runtime{model_name="llama"} 8192
+# TYPE trtllm_time_to_first_token_seconds histogram
+trtllm_time_to_first_token_seconds_bucket{le="0.5",model_name="llama"} 7
+trtllm_time_to_first_token_seconds_bucket{le="+Inf",model_name="llama"} 7
+trtllm_time_to_first_token_seconds_sum{model_name="llama"} 0.7
+trtllm_time_to_first_token_seconds_count{model_name="llama"} 7
+"""
+
+TRITON = """\
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="scheduled",version="1"} 3
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="waiting",version="1"} 2
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="max",version="1"} 512
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="active",version="1"} 5
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per",model="tensorrt_llm",version="1"} 64
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="tensorrt_llm",version="1"} 1500
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="tensorrt_llm",version="1"} 6000
+nv_inference_request_success{model="tensorrt_llm",version="1"} 9
+"""
+
+
+def test_the_documented_names_of_sglang_are_read() -> None:
+    page = parse_page(SGLANG)
+    assert (page.engine, page.model) == ("sglang", "meta-llama/Llama-3.1-8B-Instruct")
+    assert (page.gauges["running"], page.gauges["waiting"], page.gauges["kv_usage"]) == (5, 2, 0.28)
+    assert (page.block_size, page.num_blocks, page.max_num_seqs) == (16, 4096, None)
+    assert {word: page.counters[word] for word in ("preemptions", "finished", "prefix_hits", "prefix_queries")} == {
+        "preemptions": 3, "finished": 12, "prefix_hits": 250, "prefix_queries": 1000,
+    }  # fmt: skip
+    assert page.histograms["ttft"].mean == pytest.approx(0.125)
+    later = parse_page(SGLANG.replace("} 1000", "} 2000").replace("} 200\n", "} 700\n").replace("} 400", "} 900"))
+    interval = compare(0.0, page, 2.0, later, model=cost_model(SMOLLM2_135M))
+    assert interval.prefix_hit_rate == 0.5
+    assert interval.output_tokens_per_s == 250
+    assert interval.derived
+    whole = compare(0.0, page, 2.0, parse_page(SGLANG.replace("} 1000", "} 2000").replace("} 400", "} 900")),
+                    model=cost_model(SMOLLM2_135M))  # fmt: skip
+    assert interval.flops_per_s is not None
+    assert whole.flops_per_s is not None
+    assert interval.flops_per_s < whole.flops_per_s, "what the prefix cache served is not computed"
+
+
+def test_the_documented_names_of_tensorrt_llm_are_read() -> None:
+    page = parse_page(TRTLLM)
+    assert (page.engine, page.model) == ("trtllm", "llama")
+    assert (page.gauges["running"], page.gauges["waiting"], page.gauges["kv_usage"]) == (6, 1, 0.4)
+    assert (page.block_size, page.num_blocks, page.max_num_seqs, page.max_num_batched_tokens) == (32, 2048, 64, 8192)
+    assert (page.counters["finished"], page.counters["prefix_hits"], page.counters["prefix_queries"]) == (7, 300, 900)
+    assert page.histograms["ttft"].mean == pytest.approx(0.1)
+    triton = parse_page(TRITON)
+    assert (triton.engine, triton.model) == ("trtllm", "tensorrt_llm")
+    assert (triton.gauges["running"], triton.gauges["waiting"], triton.gauges["kv_usage"]) == (3, 2, 0.25)
+    assert (triton.block_size, triton.num_blocks, triton.max_num_seqs, triton.counters["finished"]) == (64, 6000, 512, 9)
+    assert "generation_tokens" not in triton.counters, "Triton exports no tokens: unknown, not 0"
+    with pytest.raises(MetricsPageError, match="/prometheus/metrics"):
+        parse_page('[{"iter": 1, "numActiveRequests": 2}]')
+
+
 def test_several_engines_add_up_but_a_share_does_not() -> None:
     page = parse_page(
         'vllm:num_requests_running{engine="0"} 3\nvllm:num_requests_running{engine="1"} 5\n'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from PIL import Image
 from streamlit.testing.v1 import AppTest
 
+from core import telemetry
 from core.bundle import RunBundle, bundle_bytes, read_bundle
 from core.charts import batch_timeline, roofline_spec, style
 from core.errors import BundleError, ControlRefused, ExportError
@@ -174,7 +176,8 @@ def test_an_export_that_fails_keeps_what_is_there_and_says_why(bundle: RunBundle
     assert (job.error, job.files()) == ("no", {})
 
 
-def test_the_bundle_of_a_running_engine_repeats_to_the_identical_schedule() -> None:
+def test_the_bundle_of_a_running_engine_repeats_to_the_identical_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "KEPT_REQUESTS", 5)
     load = LoadSpec(
         process=ArrivalProcess.CLOSED_LOOP, users=4, think_time_s=0.0, prompt_kind=PromptKind.RANDOM, ignore_eos=True,
         prompt_tokens=LengthSpec.fixed(9), output_tokens=LengthSpec.fixed(6), slo_ttft_s=1.0,
@@ -186,6 +189,13 @@ def test_the_bundle_of_a_running_engine_repeats_to_the_identical_schedule() -> N
     again = read_bundle(bundle_bytes(taken))
     assert repeat(again).identical
     assert "the engine ran on" in again.manifest.note
+    counts = re.search(
+        r"of (\d+) requests that had ended the records of the newest (\d+) are kept, (\d+) were", again.manifest.note
+    )
+    assert counts is not None, "a reader must hear of dropped records"
+    ended, kept, dropped = map(int, counts.groups())
+    assert kept <= 5 < ended
+    assert kept + dropped == ended
     assert again.steps[-1].step <= max(o.step for o in again.record.outputs())
     assert bundle_of(ReplayView.of(again)) is again
     with pytest.raises(ControlRefused):

@@ -14,8 +14,10 @@ from starlette.testclient import TestClient
 from core.attach.interval import compare
 from core.attach.page import parse_page
 from core.config import CacheConfig, EngineConfig, SchedulerConfig
+from core.control import LOCAL
 from core.live import LiveEngine
 from core.live_defaults import build_engine
+from core.request import SamplingParams
 from core.server.routes import routes
 
 pytestmark = pytest.mark.xdist_group("live_engine")
@@ -70,7 +72,8 @@ def test_the_stream_joins_to_the_whole_answer(client: TestClient) -> None:
     parts = events(streamed.text)
     assert "".join(p["choices"][0]["text"] for p in parts if p["choices"]) == whole
     assert parts[-1]["usage"]["completion_tokens"] == 12
-    assert [p["choices"][0]["finish_reason"] for p in parts if p["choices"]][-1] == "length"
+    reasons = [p["choices"][0]["finish_reason"] for p in parts if p["choices"]]
+    assert reasons == [None] * 11 + ["length"], "one event a token, the last one with the reason: clients count events"
 
 
 def test_several_prompts_and_choices(client: TestClient) -> None:
@@ -186,6 +189,44 @@ def test_the_metrics_count_work_lengths_and_first_tokens_of_live_requests(client
     assert after.process_start_s is not None
     for name in ("request_prefill_time_seconds", "request_decode_time_seconds", "request_inference_time_seconds"):
         assert f"vllm:{name}_count" in text
+
+
+def test_gaps_and_first_tokens_are_in_the_metrics_while_their_request_still_runs(client: TestClient, live: LiveEngine) -> None:
+    before = parse_page(client.get("/metrics").text)
+    ended = live.latest().totals.finished
+    running = live.submit(token_ids=[5, 6, 7], sampling=SamplingParams(max_tokens=400, ignore_eos=True), session_id=LOCAL)
+    end_s = time.monotonic() + 30
+    seen = before
+    while time.monotonic() < end_s:
+        picture = live.latest()
+        seen = parse_page(client.get("/metrics").text)
+        if live.latest().totals.finished > ended:
+            break  # the request was too fast to be caught
+        if picture.running and picture.running[0].output_tokens > 3:
+            assert seen.histograms["itl"].count > before.histograms["itl"].count
+            assert seen.histograms["ttft"].count == before.histograms["ttft"].count + 1
+            break
+    live.stream(str(running.value)).wait(400, 30)
+    while live.latest().num_running and time.monotonic() < end_s:
+        time.sleep(0.01)
+    after = parse_page(client.get("/metrics").text)
+    assert after.histograms["itl"].minus(before.histograms["itl"]).count == 399
+    assert after.histograms["iteration_tokens"].count == pytest.approx(live.latest().tallies.step_tokens.count)
+
+
+def test_the_time_to_the_first_token_begins_when_the_call_comes(client: TestClient, live: LiveEngine) -> None:
+    asked = live.now()
+    client.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 2, **GREEDY})
+    came = [r.arrival_s for r in live.requests() if r.prompt_tokens == 3 and r.output_tokens == 2]
+    late = live.submit(token_ids=[5], sampling=SamplingParams(max_tokens=1), session_id=LOCAL, arrival_s=asked)
+    end_s = time.monotonic() + 10
+    while live.stream(str(late.value)).end is None and time.monotonic() < end_s:
+        time.sleep(0.01)
+    record = next(r for r in live.requests() if r.request_id == late.value)
+    assert asked <= max(came)
+    assert record.arrival_s == asked
+    assert record.ttft_s is not None
+    assert record.ttft_s > max(came) - asked, "it waited since before the other call came"
 
 
 def test_the_own_page_gives_a_dot_that_is_not_derived(client: TestClient, live: LiveEngine) -> None:

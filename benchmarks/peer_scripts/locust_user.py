@@ -1,9 +1,9 @@
 """Runs inside locust: users who ask for completions one after another and time each token as it comes.
 
-    locust -f locust_user.py --headless -u USERS -r USERS -t 20s --csv PREFIX --host URL
+    locust -f locust_user.py --headless -u USERS -r 100 --csv PREFIX --host URL     ends after LOCUST_REQUESTS answers
 
 Rows of its report: "TTFT" and "ITL" (means in ms), "answer" (its content size is the number of tokens).
-Environment: LOCUST_MODEL, LOCUST_PROMPT_TOKENS, LOCUST_OUTPUT_TOKENS.
+Environment: LOCUST_MODEL, LOCUST_REQUESTS, LOCUST_PROMPT_TOKENS, LOCUST_OUTPUT_TOKENS.
 """
 
 import json
@@ -12,8 +12,10 @@ import random
 import time
 
 from locust import HttpUser, constant, task
+from locust.exception import StopUser
 
 MODEL = os.environ["LOCUST_MODEL"]
+REQUESTS = int(os.environ["LOCUST_REQUESTS"])
 PROMPT_TOKENS = int(os.environ["LOCUST_PROMPT_TOKENS"])
 OUTPUT_TOKENS = int(os.environ["LOCUST_OUTPUT_TOKENS"])
 
@@ -22,9 +24,7 @@ class Asker(HttpUser):
     """One user of a closed loop."""
 
     wait_time = constant(0)
-
-    def on_start(self) -> None:
-        self.rng = random.Random(id(self))
+    begun = ended = 0
 
     def tell(self, name: str, milliseconds: float, size: int = 0) -> None:
         self.environment.events.request.fire(
@@ -33,10 +33,13 @@ class Asker(HttpUser):
 
     @task
     def complete(self) -> None:
-        prompt = [self.rng.randrange(100, 40_000) for _ in range(PROMPT_TOKENS)]
+        if Asker.begun >= REQUESTS:
+            raise StopUser
+        Asker.begun += 1
+        rng = random.Random(Asker.begun)
         body = {
             "model": MODEL,
-            "prompt": prompt,
+            "prompt": [rng.randrange(100, 40_000) for _ in range(PROMPT_TOKENS)],
             "max_tokens": OUTPUT_TOKENS,
             "ignore_eos": True,
             "temperature": 0,
@@ -46,9 +49,7 @@ class Asker(HttpUser):
         tokens = 0
         with self.client.post("/v1/completions", json=body, stream=True, catch_response=True, name="POST") as answer:
             for line in answer.iter_lines(chunk_size=1):
-                if not line.startswith(b"data: {"):
-                    continue
-                if json.loads(line[6:])["choices"][0]["finish_reason"] is not None:
+                if not line.startswith(b"data: {") or not json.loads(line[6:])["choices"]:
                     continue
                 now = time.perf_counter()
                 self.tell("ITL" if tokens else "TTFT", 1e3 * (now - last))
@@ -56,3 +57,6 @@ class Asker(HttpUser):
                 tokens += 1
             answer.success()
         self.tell("answer", 1e3 * (time.perf_counter() - start), tokens)
+        Asker.ended += 1
+        if Asker.ended >= REQUESTS:
+            self.environment.runner.quit()

@@ -179,8 +179,9 @@ def compare(
     prompt, output = deltas.get("prompt_tokens"), deltas.get("generation_tokens")
     running, preemptions = later.gauges.get("running"), deltas.get("preemptions")
     context = later.context_tokens or earlier.context_tokens or mean_context
-    flops, moved, derived = _work(deltas, model, prompt, output, running, steps, context)
     queries, hits = deltas.get("prefix_queries"), deltas.get("prefix_hits")
+    computed = None if prompt is None else max(prompt - (hits or 0.0), 0.0)  # what the prefix cache served is not run
+    flops, moved, derived = _work(deltas, model, computed, output, running, steps, context)
     device_s = span_s * later.engines
     bound_by = _bound_by(later, max_num_seqs, preemptions)
     return Interval(

@@ -13,63 +13,10 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from core.attach.names import COUNTERS, GAUGES, HISTOGRAMS, INFO, KINDS, OF_ONE_ENGINE, PREFIXES, SHARES
 from core.errors import BatchscopeError
 
 MAX_PAGE_BYTES = 8 * 2**20
-
-# Our word -> names by which servers export it, the preferred one first ("_total" is tried by itself).
-GAUGES: dict[str, tuple[str, ...]] = {
-    "running": ("vllm:num_requests_running", "sglang:num_running_reqs", "num_requests_running", "trtllm:num_requests_running"),
-    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "num_requests_waiting", "trtllm:num_requests_waiting"),
-    "kv_usage": (
-        "vllm:kv_cache_usage_perc",
-        "vllm:gpu_cache_usage_perc",
-        "sglang:token_usage",
-        "trtllm:kv_cache_utilization",
-        "trtllm_kv_cache_utilization",
-    ),
-    "cache_hit_rate": ("sglang:cache_hit_rate", "trtllm:kv_cache_hit_rate", "trtllm_kv_cache_hit_rate"),
-}
-COUNTERS: dict[str, tuple[str, ...]] = {
-    "preemptions": ("vllm:num_preemptions", "sglang:num_retracted_requests"),
-    "prefix_queries": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),
-    "prefix_hits": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits", "sglang:cached_tokens"),
-    "prompt_tokens": ("vllm:prompt_tokens", "sglang:prompt_tokens"),
-    "generation_tokens": ("vllm:generation_tokens", "sglang:generation_tokens"),
-    "finished": ("vllm:request_success", "sglang:num_requests", "trtllm:request_success", "trtllm_request_success"),
-    "flops": ("vllm:estimated_flops_per_gpu", "sglang:estimated_flops_per_gpu"),
-    "read_bytes": ("vllm:estimated_read_bytes_per_gpu", "sglang:estimated_read_bytes_per_gpu"),
-    "write_bytes": ("vllm:estimated_write_bytes_per_gpu", "sglang:estimated_write_bytes_per_gpu"),
-}
-HISTOGRAMS: dict[str, tuple[str, ...]] = {
-    "iteration_tokens": ("vllm:iteration_tokens_total", "vllm:iteration_tokens"),
-    "ttft": (
-        "vllm:time_to_first_token_seconds",
-        "sglang:time_to_first_token_seconds",
-        "trtllm:time_to_first_token_seconds",
-        "trtllm_time_to_first_token_seconds",
-    ),
-    "itl": (
-        "vllm:inter_token_latency_seconds",
-        "vllm:time_per_output_token_seconds",
-        "sglang:inter_token_latency_seconds",
-        "sglang:time_per_output_token_seconds",
-        "trtllm:time_per_output_token_seconds",
-        "trtllm_time_per_output_token_seconds",
-    ),
-    "e2e": (
-        "vllm:e2e_request_latency_seconds",
-        "sglang:e2e_request_latency_seconds",
-        "trtllm:e2e_request_latency_seconds",
-        "trtllm_e2e_request_latency_seconds",
-    ),
-    "queue": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds", "trtllm:request_queue_time_seconds"),
-    "prompt_length": ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram"),
-    "output_length": ("vllm:request_generation_tokens", "sglang:generation_tokens_histogram"),
-}
-SHARES = ("kv_usage", "cache_hit_rate")
-"""Words whose value is a share: several engines behind one page are averaged, not added."""
-INFO = ("vllm:cache_config_info", "sglang:cache_config_info")
 
 
 class MetricsPageError(BatchscopeError):
@@ -146,22 +93,27 @@ class ServerPage:
     @property
     def block_size(self) -> int | None:
         """Tokens in a block, as the server states it."""
-        return _whole(self.info.get("block_size") or self.info.get("page_size"))
+        return _whole(self.info.get("block_size") or self.info.get("page_size")) or self._stated("block_tokens")
 
     @property
     def num_blocks(self) -> int | None:
         """Blocks of the server's pool, as it states it."""
-        return _whole(self.info.get("num_gpu_blocks") or self.info.get("num_pages"))
+        return _whole(self.info.get("num_gpu_blocks") or self.info.get("num_pages")) or self._stated("pool_blocks")
 
     @property
     def max_num_seqs(self) -> int | None:
-        """Seats, where the server states them (this product does, vLLM does not)."""
-        return _whole(self.info.get("max_num_seqs"))
+        """Seats of all engines, where the server states them (this product and TensorRT-LLM do, vLLM does not)."""
+        seats = _whole(self.info.get("max_num_seqs")) or self._stated("seats")
+        return None if seats is None else seats * self.engines
 
     @property
     def max_num_batched_tokens(self) -> int | None:
         """Token budget of a step, where the server states it."""
-        return _whole(self.info.get("max_num_batched_tokens"))
+        return _whole(self.info.get("max_num_batched_tokens")) or self._stated("budget_tokens")
+
+    def _stated(self, word: str) -> int | None:
+        """A whole number that a gauge states, None if it does not or says 0."""
+        return round(self.gauges.get(word, 0.0)) or None
 
     @property
     def prefix_caching(self) -> bool | None:
@@ -197,7 +149,9 @@ class _Samples:
                 self._take(sample.name, sample.labels, sample.value)
 
     def _take(self, name: str, labels: Mapping[str, str], value: float) -> None:
-        model = labels.get("model_name")
+        if name in KINDS and KINDS[name] in labels:
+            name = f"{name}{{{KINDS[name]}={labels[KINDS[name]]}}}"
+        model = labels.get("model_name") or (labels.get("model") if name.startswith("nv_trt_llm_") else None)
         if model and model not in self.models:
             self.models.append(model)
         if "engine" in labels:
@@ -212,12 +166,21 @@ class _Samples:
             self.values[name] = self.values.get(name, 0.0) + value
             self.seen[name] = self.seen.get(name, 0) + 1
 
+    def mean(self, names: Iterable[str]) -> float | None:
+        """Mean over the samples of the first name that is there."""
+        return next((self.values[name] / self.seen[name] for name in names if name in self.values), None)
+
     def share(self, names: Iterable[str]) -> float | None:
-        """Mean over the samples of the first name that is there, 0 to 1."""
-        for name in names:
-            if name in self.values:
-                return min(max(self.values[name] / self.seen[name], 0.0), 1.0)
-        return None
+        """The mean, 0 to 1."""
+        mean = self.mean(names)
+        return None if mean is None else min(max(mean, 0.0), 1.0)
+
+    def gauge(self, word: str) -> float | None:
+        """One of our words, put together as is right for it."""
+        names = GAUGES[word]
+        if word in OF_ONE_ENGINE:
+            return self.mean(names)
+        return self.share(names) if word in SHARES else self.first(names)
 
     def first(self, names: Iterable[str]) -> float | None:
         for name in names:
@@ -250,13 +213,19 @@ def parse_page(text: str) -> ServerPage:
     """
     if len(text) > MAX_PAGE_BYTES:
         raise MetricsPageError(f"the page is {len(text) / 2**20:.0f} MiB long; at most {MAX_PAGE_BYTES // 2**20} MiB are read")
+    if text.lstrip()[:1] in ("{", "["):
+        raise MetricsPageError("the page is JSON, not Prometheus text; trtllm-serve has the latter at /prometheus/metrics")
     try:
         samples = _Samples(text)
     except (ValueError, KeyError, IndexError) as error:
         raise MetricsPageError(f"the page is not Prometheus text ({error}); give the server's /metrics address") from error
-    engines = [e for e in ("vllm", "sglang", "trtllm") if any(n.startswith((e + ":", e + "_")) for n in samples.values)]
-    gauges = _present({word: samples.share(names) if word in SHARES else samples.first(names) for word, names in GAUGES.items()})
+    engines = [engine for engine, starts in PREFIXES.items() if any(name.startswith(starts) for name in samples.values)]
+    gauges = _present({word: samples.gauge(word) for word in GAUGES})
+    if "kv_usage" not in gauges and gauges.get("pool_blocks"):
+        gauges["kv_usage"] = min(gauges.get("used_blocks", 0.0) / gauges["pool_blocks"], 1.0)
     counters = _present({word: samples.first(names) for word, names in COUNTERS.items()})
+    if "prefix_hits" in counters and "prompt_tokens" in counters:
+        counters.setdefault("prefix_queries", counters["prompt_tokens"])  # SGLang and TensorRT-LLM count hits of all prompts
     if not gauges and not counters:
         some = ", ".join(sorted(samples.values)[:3]) or "no metric at all"
         raise MetricsPageError(f"no metric of vLLM, SGLang or TensorRT-LLM on this page (found: {some})")

@@ -13,11 +13,11 @@ from typing import Any
 
 import httpx
 
-from core.attach.page import GAUGES
+from core.attach.names import GAUGES
 from core.attach.scraper import MAX_TARGETS, Target, public_url
 from core.errors import ConfigError
 
-SERVING = "|".join(dict.fromkeys(name for word in ("running", "waiting") for name in GAUGES[word]))
+SERVING = "|".join(dict.fromkeys(name.partition("{")[0] for word in ("running", "waiting") for name in GAUGES[word]))
 QUERY = f'group by (instance, job) ({{__name__=~"{SERVING}"}})'
 
 

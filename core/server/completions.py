@@ -42,6 +42,8 @@ class ServingEngine(Protocol):
 
     def latest(self) -> EngineSnapshot: ...
 
+    def now(self) -> float: ...
+
     def submit(
         self,
         text: str | None = None,
@@ -54,6 +56,7 @@ class ServingEngine(Protocol):
         priority: int = 0,
         source: str = "prompt",
         wait_s: float = SUBMIT_WAIT_S,
+        arrival_s: float | None = None,
     ) -> CommandResult: ...
 
     def cancel(self, request_id: str, *, session_id: str) -> CommandResult: ...
@@ -132,12 +135,13 @@ class Completions:
 
     async def _serve(self, request: Request, *, chat: bool) -> Response:
         try:
+            arrival_s = self._arrival_s()
             call = parse_call(await read_json(request), chat=chat)
             info = self._engine.latest().info
-            if info is None:
+            if info is None or arrival_s is None:
                 raise ApiError(503, "the model is still loading; try again shortly", kind="server_error", retry_after_s=5)
             check_model(call.model, info.model_label)
-            choices = await self._submit_all(call)
+            choices = await self._submit_all(call, arrival_s)
         except ApiError as error:
             return api_error(error)
         answer = Answer(call, ("chat" if chat else "") + self._ids(), int(self._unix_time()), call.model or info.model_label)
@@ -145,7 +149,14 @@ class Completions:
             return EventStream(self._events(answer, choices), lambda: self._cancel(choices))
         return await self._whole(request, answer, choices)
 
-    async def _submit_all(self, call: CompletionCall) -> list[_Choice]:
+    def _arrival_s(self) -> float | None:
+        """When a call came: reading it, tokenizing and the way to the engine's thread are part of its TTFT."""
+        try:
+            return self._engine.now()
+        except ControlRefused:
+            return None
+
+    async def _submit_all(self, call: CompletionCall, arrival_s: float) -> list[_Choice]:
         """Submit every choice, or none: a refusal cancels those before it.
 
         Raises:
@@ -159,14 +170,14 @@ class Completions:
             if sampling.seed is not None and copy:
                 sampling = dataclasses.replace(sampling, seed=sampling.seed + copy)
             try:
-                request_id = await run_in_threadpool(self._submit_one, prompt, sampling, call)
+                request_id = await run_in_threadpool(self._submit_one, prompt, sampling, call, arrival_s)
             except BatchscopeError as error:
                 await self._cancel(choices)
                 raise (error if isinstance(error, ApiError) else _refused(error)) from error
             choices.append(_Choice(index, request_id, self._engine.stream(request_id)))
         return choices
 
-    def _submit_one(self, prompt: dict[str, Any], sampling: SamplingParams, call: CompletionCall) -> str:
+    def _submit_one(self, prompt: dict[str, Any], sampling: SamplingParams, call: CompletionCall, arrival_s: float) -> str:
         result = self._engine.submit(
             **prompt,
             session_id=LOCAL,
@@ -175,6 +186,7 @@ class Completions:
             priority=call.priority,
             source="api",
             wait_s=SUBMIT_WAIT_S,
+            arrival_s=arrival_s,
         )
         if result.accepted:
             return str(result.value)
@@ -235,32 +247,35 @@ class Completions:
         return body
 
     async def _events(self, answer: Answer, choices: list[_Choice]) -> AsyncIterator[str]:
-        """Server-sent events of all choices as they come; a chat's role goes out with its first token, as vLLM's does."""
-        inbox: asyncio.Queue[tuple[_Choice, list[StreamPiece] | None]] = asyncio.Queue()
+        """Server-sent events of all choices as they come; a chat's role goes out with its first token, as vLLM's does.
+
+        One event a token, the last one with the reason of the end: clients count events as tokens.
+        """
+        inbox: asyncio.Queue[tuple[_Choice, list[StreamPiece], bool]] = asyncio.Queue()
 
         async def forward(choice: _Choice) -> None:
-            async for pieces in _pieces(choice.stream):
-                await inbox.put((choice, pieces))
-            await inbox.put((choice, None))
+            async for pieces, is_end in _pieces(choice.stream):
+                await inbox.put((choice, pieces, is_end))
 
         tasks = [asyncio.ensure_future(forward(c)) for c in choices]
         try:
             begun: set[int] = set()
             left = len(choices)
             while left:
-                choice, pieces = await inbox.get()
+                choice, pieces, is_end = await inbox.get()
                 if answer.call.chat and choice.index not in begun:
                     begun.add(choice.index)
                     yield event(answer.frame([delta(answer, choice.index, {"role": "assistant", "content": ""}, None, None)]))
-                if pieces is None:
-                    left -= 1
-                    empty = {} if answer.call.chat else ""
-                    yield event(answer.frame([delta(answer, choice.index, empty, finish_reason(choice.stream), None)]))
-                    continue
+                left -= is_end
                 for piece in pieces:
                     choice.tokens += piece.token_id is not None
                     content = {"content": piece.text} if answer.call.chat else piece.text
-                    yield event(answer.frame([delta(answer, choice.index, content, None, logprobs_of(answer.call, [piece]))]))
+                    reason = finish_reason(choice.stream) if is_end and piece is pieces[-1] else None
+                    logprobs = logprobs_of(answer.call, [piece])
+                    yield event(answer.frame([delta(answer, choice.index, content, reason, logprobs)]))
+                if is_end and not pieces:
+                    empty = {} if answer.call.chat else ""
+                    yield event(answer.frame([delta(answer, choice.index, empty, finish_reason(choice.stream), None)]))
             if answer.call.include_usage:
                 yield event(answer.frame([], await self._usage(answer.call, choices)))
             yield "data: [DONE]\n\n"
@@ -288,8 +303,8 @@ async def _disconnected(request: Request) -> None:
         return
 
 
-async def _pieces(stream: RequestStream) -> AsyncIterator[list[StreamPiece]]:
-    """Batches of new pieces until the stream ends; the engine's thread only sets an event of the loop."""
+async def _pieces(stream: RequestStream) -> AsyncIterator[tuple[list[StreamPiece], bool]]:
+    """Batches of new pieces and whether they are the last; the engine's thread only sets an event of the loop."""
     loop = asyncio.get_running_loop()
     changed = asyncio.Event()
     stop = stream.listen(lambda: loop.call_soon_threadsafe(changed.set))
@@ -299,8 +314,8 @@ async def _pieces(stream: RequestStream) -> AsyncIterator[list[StreamPiece]]:
             changed.clear()
             end = stream.end  # read before the pieces: none follows it
             pieces, cursor = stream.since(cursor)
-            if pieces:
-                yield pieces
+            if pieces or end is not None:
+                yield pieces, end is not None
             if end is not None:
                 return
             await changed.wait()

@@ -1,27 +1,29 @@
 """GET /metrics: the live engine in Prometheus text under vLLM's metric names.
 
-Gauges come from the latest picture, counters from its totals; histograms are fed at each scrape with the steps and
-the ended requests since the scrape before, from the engine's bounded records. What left those records between two
-scrapes is missing from the histograms, never from the counters.
+Gauges come from the latest picture, counters from its totals, and the histograms of TTFT, ITL and tokens a step from its
+tallies: whole, and as it happens. The other histograms are of requests that have ended; they are fed at each scrape from
+the engine's bounded records, so what left those between two scrapes is missing from them, never from the rest.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from core.records import RequestRecord, StepRecord
+from core.config import EngineConfig
+from core.records import RequestRecord
 from core.snapshot import EngineSnapshot
+from core.tally import SECONDS, Tally
 
 LABELS = ("engine", "model_name")
-_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
 _LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
-_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class MetricsEngine(Protocol):
@@ -29,13 +31,32 @@ class MetricsEngine(Protocol):
 
     def latest(self) -> EngineSnapshot: ...
 
-    def history(self, since_step: int = -1) -> tuple[StepRecord, ...]: ...
-
     def requests(self) -> tuple[RequestRecord, ...]: ...
 
 
+def buckets_of(tally: Tally) -> list[tuple[str, float]]:
+    """Cumulative counts by upper bound, as Prometheus wants them."""
+    names = [*(floatToGoString(bound) for bound in tally.bounds), "+Inf"]
+    return list(zip(names, itertools.accumulate(map(float, tally.counts)), strict=True))
+
+
+def _cache_info(config: EngineConfig) -> Metric:
+    """The settings that a reader needs to judge the figures."""
+    cache, scheduler = config.cache, config.scheduler
+    info = InfoMetricFamily("vllm:cache_config", "Configuration of the KV cache.")
+    values = {
+        "block_size": str(cache.block_size),
+        "num_gpu_blocks": str(cache.num_blocks),
+        "enable_prefix_caching": str(cache.enable_prefix_caching),
+        "max_num_seqs": str(scheduler.max_num_seqs),
+        "max_num_batched_tokens": str(scheduler.max_num_batched_tokens),
+    }
+    info.add_metric([], values)
+    return info
+
+
 class _Pictures(Collector):
-    """Gauges and counters of the latest picture."""
+    """Gauges, counters and tallies of the latest picture."""
 
     def __init__(self, engine: MetricsEngine) -> None:
         self._engine = engine
@@ -71,19 +92,15 @@ class _Pictures(Collector):
             counter = CounterMetricFamily(name, words, labels=LABELS)
             counter.add_metric(labels, float(value))
             yield counter
-        cache = s.config.cache
-        info = InfoMetricFamily("vllm:cache_config", "Configuration of the KV cache.")
-        info.add_metric(
-            [],
-            {
-                "block_size": str(cache.block_size),
-                "num_gpu_blocks": str(cache.num_blocks),
-                "enable_prefix_caching": str(cache.enable_prefix_caching),
-                "max_num_seqs": str(s.config.scheduler.max_num_seqs),
-                "max_num_batched_tokens": str(s.config.scheduler.max_num_batched_tokens),
-            },
-        )
-        yield info
+        for name, words, tally in (
+            ("vllm:time_to_first_token_seconds", "Time to the first token, s.", s.tallies.ttft),
+            ("vllm:inter_token_latency_seconds", "Gap between two output tokens, s.", s.tallies.itl),
+            ("vllm:iteration_tokens_total", "Tokens of a step.", s.tallies.step_tokens),
+        ):
+            histogram = HistogramMetricFamily(name, words, labels=LABELS)
+            histogram.add_metric(labels, buckets_of(tally), tally.total)
+            yield histogram
+        yield _cache_info(s.config)
 
 
 class MetricsExporter:
@@ -99,22 +116,17 @@ class MetricsExporter:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Pictures(engine))
         ProcessCollector(registry=self._registry)
-        self._last_step = -1
         self._known: set[tuple[str, float]] = set()
-        self._begun: set[str] = set()  # live requests whose TTFT is in the histogram
 
         def histogram(name: str, words: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, words, LABELS, registry=self._registry, buckets=buckets)
 
-        self._iteration = histogram("vllm:iteration_tokens_total", "Tokens of a step.", _TOKENS)
-        self._ttft = histogram("vllm:time_to_first_token_seconds", "Time to the first token, s.", _SECONDS)
-        self._itl = histogram("vllm:inter_token_latency_seconds", "Gap between two output tokens, s.", _SECONDS)
-        self._e2e = histogram("vllm:e2e_request_latency_seconds", "Arrival to the last token, s.", _SECONDS)
-        self._queue = histogram("vllm:request_queue_time_seconds", "Arrival to the first admission, s.", _SECONDS)
-        self._prefill = histogram("vllm:request_prefill_time_seconds", "First admission to the first token, s.", _SECONDS)
-        self._decode = histogram("vllm:request_decode_time_seconds", "First to the last token, s.", _SECONDS)
-        self._inference = histogram("vllm:request_inference_time_seconds", "First admission to the last token, s.", _SECONDS)
-        self._tpot = histogram("vllm:request_time_per_output_token_seconds", "Mean gap of a request, s.", _SECONDS)
+        self._e2e = histogram("vllm:e2e_request_latency_seconds", "Arrival to the last token, s.", SECONDS)
+        self._queue = histogram("vllm:request_queue_time_seconds", "Arrival to the first admission, s.", SECONDS)
+        self._prefill = histogram("vllm:request_prefill_time_seconds", "First admission to the first token, s.", SECONDS)
+        self._decode = histogram("vllm:request_decode_time_seconds", "First to the last token, s.", SECONDS)
+        self._inference = histogram("vllm:request_inference_time_seconds", "First admission to the last token, s.", SECONDS)
+        self._tpot = histogram("vllm:request_time_per_output_token_seconds", "Mean gap of a request, s.", SECONDS)
         self._prompt_length = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", _LENGTHS)
         self._output_length = histogram("vllm:request_generation_tokens", "Output tokens of a request.", _LENGTHS)
         self._success = Counter(
@@ -130,33 +142,14 @@ class MetricsExporter:
     def _catch_up(self) -> None:
         s = self._engine.latest()
         labels = ("0", s.info.model_label if s.info else s.config.model)
-        if s.step < self._last_step:
-            self._last_step = -1  # the engine was reset: its steps count from the start again
-        iteration = self._iteration.labels(*labels)
-        for record in self._engine.history(self._last_step):
-            iteration.observe(record.prefill_tokens + record.decode_tokens)
-            self._last_step = max(self._last_step, record.step)
-        self._observe_first_tokens(s, labels)
         records = self._engine.requests()
         now_known = {(r.request_id, r.finished_s) for r in records}
         for r in records:
             if (r.request_id, r.finished_s) not in self._known:
                 self._observe(r, labels)
         self._known = now_known
-        self._begun &= {v.request_id for v in (*s.running, *s.preempted)}
-
-    def _observe_first_tokens(self, s: EngineSnapshot, labels: tuple[str, str]) -> None:
-        """TTFT of live requests: seen when it happens, not when the request ends."""
-        for view in (*s.running, *s.preempted):
-            if view.first_token_s is not None and view.request_id not in self._begun:
-                self._begun.add(view.request_id)
-                self._ttft.labels(*labels).observe(view.first_token_s - view.arrival_s)
 
     def _observe(self, r: RequestRecord, labels: tuple[str, str]) -> None:
-        if r.ttft_s is not None and r.request_id not in self._begun:
-            self._ttft.labels(*labels).observe(r.ttft_s)
-        for gap in r.itl_s:
-            self._itl.labels(*labels).observe(gap)
         if r.queue_s is not None:
             self._queue.labels(*labels).observe(r.queue_s)
         if r.finish_reason in ("stop", "length", "capacity"):

@@ -197,9 +197,13 @@ def _refuse_unsupported(fields: _Fields) -> None:
         if name == "response_format" and value == {"type": "text"}:
             continue
         raise ApiError(400, f"{name} is not supported by this server; leave it out", param=name)
-    for name in ("presence_penalty", "frequency_penalty"):
+    for name in ("presence_penalty", "frequency_penalty", "min_p"):
         if fields.real(name, 0.0, -2.0, 2.0) != 0.0:
             raise ApiError(400, f"{name} is not supported by this server; leave it out or give 0", param=name)
+    if fields.real("repetition_penalty", 1.0, 0.0, 10.0) != 1.0:
+        raise ApiError(
+            400, "repetition_penalty is not supported by this server; leave it out or give 1", param="repetition_penalty"
+        )
 
 
 def _logprobs(fields: _Fields, chat: bool) -> int | None:
