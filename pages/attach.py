@@ -164,10 +164,12 @@ def _scheduler(view: View) -> None:
 
 
 def _latency(view: View) -> None:
+    means = [frame.plain(s.name) for s in view.states if s.page is not None and s.page.itl_is_mean]
     frame.figure_head(
         "How long do requests wait, and how even are the gaps?",
         view.aside,
-        how="Thick p50, thin p95, from the growth of the server's histograms; a value is as exact as their buckets.",
+        how="Thick p50, thin p95, from the growth of the server's histograms; a value is as exact as their buckets."
+        + (f" {', '.join(means)}: no single gaps exported, ITL is the mean gap of each request." if means else ""),
     )
     if view.latency.empty:
         frame.empty("No request got a token in the time shown.", key="attach_latency", height=230)

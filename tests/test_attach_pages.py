@@ -189,6 +189,9 @@ def test_the_documented_names_of_tensorrt_llm_are_read() -> None:
     assert (page.block_size, page.num_blocks, page.max_num_seqs, page.max_num_batched_tokens) == (32, 2048, 64, 8192)
     assert (page.counters["finished"], page.counters["prefix_hits"], page.counters["prefix_queries"]) == (7, 300, 900)
     assert page.histograms["ttft"].mean == pytest.approx(0.1)
+    assert not page.itl_is_mean
+    gaps = 'trtllm_time_per_output_token_seconds_bucket{le="+Inf"} 7\ntrtllm_time_per_output_token_seconds_sum 0.2\n'
+    assert parse_page(TRTLLM + gaps).itl_is_mean, "a mean of each request, not a gap"
     triton = parse_page(TRITON)
     assert (triton.engine, triton.model) == ("trtllm", "tensorrt_llm")
     assert (triton.gauges["running"], triton.gauges["waiting"], triton.gauges["kv_usage"]) == (3, 2, 0.25)

@@ -92,6 +92,18 @@ def test_logprobs_are_those_of_the_tokens(client: TestClient) -> None:
         assert chosen <= 0
 
 
+def test_stop_seed_length_and_tenant_reach_the_engine(client: TestClient, live: LiveEngine) -> None:
+    call = {"prompt": "Hello there", "max_tokens": 24, "seed": 5, "temperature": 1.0, "ignore_eos": True, "user": "team-a"}
+    whole = client.post("/v1/completions", json=call).json()["choices"][0]["text"]
+    assert client.post("/v1/completions", json={**call, "seed": 6}).json()["choices"][0]["text"] != whole
+    word = whole[len(whole) // 2 : len(whole) // 2 + 2]
+    stopped = client.post("/v1/completions", json={**call, "stop": word}).json()["choices"][0]
+    assert (stopped["text"], stopped["finish_reason"]) == (whole[: whole.index(word)], "stop")
+    assert "team-a" in {r.tenant for r in live.requests()}
+    refused = client.post("/v1/completions", json={"prompt": "a", "repetition_penalty": 1.2})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "repetition_penalty")
+
+
 def test_refusals_are_in_openai_form(client: TestClient) -> None:
     wrong = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 0})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "max_tokens")

@@ -79,6 +79,7 @@ class ServerPage:
         info: labels of the server's cache_config_info.
         engines: engines behind the page (data-parallel ranks); counters are sums over them.
         process_start_s: Unix time at which the server's process started, if exported.
+        itl_is_mean: True where the server exports no single gaps, so "itl" holds one mean gap a request (TPOT).
     """
 
     engine: str
@@ -89,6 +90,7 @@ class ServerPage:
     info: Mapping[str, str] = field(default_factory=dict)
     process_start_s: float | None = None
     engines: int = 1
+    itl_is_mean: bool = False
 
     @property
     def block_size(self) -> int | None:
@@ -229,6 +231,7 @@ def parse_page(text: str) -> ServerPage:
     if not gauges and not counters:
         some = ", ".join(sorted(samples.values)[:3]) or "no metric at all"
         raise MetricsPageError(f"no metric of vLLM, SGLang or TensorRT-LLM on this page (found: {some})")
+    gaps = next((name for name in HISTOGRAMS["itl"] if name in samples.buckets), "")
     histograms = {word: h for word, names in HISTOGRAMS.items() if (h := samples.histogram(names)) is not None}
     return ServerPage(
         engine=engines[0] if engines else "unknown",
@@ -239,4 +242,5 @@ def parse_page(text: str) -> ServerPage:
         info=samples.info,
         process_start_s=samples.values.get("process_start_time_seconds"),
         engines=max(len(samples.engines), 1),
+        itl_is_mean=gaps.endswith("time_per_output_token_seconds") and not gaps.startswith("vllm"),
     )

@@ -168,7 +168,7 @@ def ceiling_frames(under: Ceilings, intensities: Sequence[float]) -> tuple[pd.Da
     rows.append(("compute", high, peak, f"compute {formats.rate(peak, 'FLOP')}{origin}", "above"))
     lines = pd.DataFrame(rows, columns=["name", "intensity", "flops_per_s", "label", "side"])
     lines["kind"] = under.kind
-    marks = [(name, x, device.peak_flops, f"ridge ({name}) {formats.figures(x)} FLOP/B") for name, x in ridges]
+    marks = [(name, x, device.peak_flops, f"ridge ({name}) {formats.figures(x)}") for name, x in ridges]
     return lines, pd.DataFrame(marks, columns=["name", "intensity", "flops_per_s", "label"])
 
 

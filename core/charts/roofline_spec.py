@@ -87,9 +87,17 @@ def _ceiling_layers(theme: style.Theme) -> list[Spec]:
             "mark": {"type": "rule", "color": theme.line, "strokeDash": [2, 3]},
             "encoding": {"y2": {"value": {"expr": "height"}}},
         },
+        # Right of its line there is room under the roof for the cache's ridge, at the foot for that of DRAM.
         {
             "data": {"name": "ridges"},
-            "mark": {"type": "text", **words, "align": "left", "angle": 270, "dx": 6, "dy": -8},
+            "transform": [{"filter": "datum.name == 'cache'"}],
+            "mark": {"type": "text", **words, "align": "right", "angle": 270, "dx": -6, "dy": 8},
+            "encoding": {"text": {"field": "label", "type": "nominal"}},
+        },
+        {
+            "data": {"name": "ridges"},
+            "transform": [{"filter": "datum.name != 'cache'"}],
+            "mark": {"type": "text", **words, "align": "left", "angle": 270, "dx": 6, "dy": 8},
             "encoding": {"y": {"value": {"expr": "height"}}, "text": {"field": "label", "type": "nominal"}},
         },
         {

@@ -24,6 +24,8 @@ PX_PER_CM = 96 / 2.54
 PX_PER_PT = 96 / 72
 MIN_TEXT_PT = 7.0
 MIN_TEXT_PX = MIN_TEXT_PT * PX_PER_PT
+_SMALL_PX = 12
+"""Text of the screen up to this size has the smallest size on paper: there is less room, and it is read closer."""
 _AROUND_PX = 62  # axis, legend and padding beside the plot itself
 _LINE_PX = 12.5
 _QUIET = {"#343E49": "#DCE1E7", "#46515D": "#CBD2DA", "#2A323B": "#DDE2E8"}
@@ -46,7 +48,7 @@ def repainted(value: Any, colours: dict[str, str]) -> Any:
     if isinstance(value, dict):
         kept = {k: repainted(v, colours) for k, v in value.items() if k not in _DROPPED}
         size = kept.get("fontSize")
-        if isinstance(size, (int, float)) and size < MIN_TEXT_PX:
+        if isinstance(size, (int, float)) and size < _SMALL_PX:
             kept["fontSize"] = MIN_TEXT_PX
         if "gradientLength" in kept:
             kept |= {"orient": "bottom", "gradientLength": 36}  # beside the legends at the top it would not fit one column

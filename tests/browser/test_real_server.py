@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
+from core.bundle import read_bundle
+from core.charts import formats
 from tests.browser.conftest import PICTURES, Dashboard, open_page, status_bar, step_number, stop_dashboard, wait_for_tokens
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("server")]
@@ -29,6 +31,7 @@ PAGES = {
     "sweep": "Which configuration is best",
     "compare": "What does another configuration do",
 }
+PREDICTED = "Predicted beside observed"
 
 
 def test_tokens_flow_soon_after_the_start(page: Page, dashboard: Dashboard) -> None:
@@ -80,6 +83,64 @@ def test_the_dashboard_watches_itself_over_its_own_port(page: Page, dashboard: D
     page.wait_for_timeout(3_000)
     PICTURES.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=PICTURES / "attach.png")
+
+
+@pytest.mark.slow
+def test_a_watched_server_is_taken_into_what_if(page: Page, dashboard: Dashboard) -> None:
+    open_page(page, dashboard, "attach", "What binds a server")
+    watch = page.get_by_role("button", name="Watch this dashboard")
+    if not page.locator(".bs-servers tbody tr").count():
+        watch.click()
+    expect(page.locator(".bs-servers tbody tr")).to_contain_text("live", timeout=30_000)
+    page.get_by_role("tab", name=PREDICTED).click()
+    page.get_by_role("button", name="Take configuration and load, predict").click()
+    take = page.get_by_role("button", name="Open in What-if")
+    expect(take).to_be_enabled(timeout=60_000)
+    take.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text(PAGES["what_if"], timeout=60_000)
+    expect(page.get_by_text("SmolLM2-135M", exact=False).first).to_be_visible(timeout=60_000)
+    expect(page.locator("[data-testid=stException]")).to_have_count(0)
+    page.wait_for_timeout(2_000)
+    page.screenshot(path=PICTURES / "what_if_taken.png")
+
+
+@pytest.mark.slow
+def test_a_run_is_taken_home_and_opened_again_on_every_page(page: Page, dashboard: Dashboard, tmp_path: Path) -> None:
+    open_page(page, dashboard, "reports", "What do I take away")
+    page.get_by_role("button", name="Make bundle and report").click()
+    expect(page.get_by_text("All files are there.")).to_be_visible(timeout=240_000)
+    page.screenshot(path=PICTURES / "reports.png")
+    kept: dict[str, Path] = {}
+    for name, file in (("Report, HTML", "run.html"), ("Run bundle", "run.bundle.zip"), ("Report, PDF", "run.pdf")):
+        with page.expect_download() as waiting:
+            page.get_by_role("button", name=name, exact=True).click()
+        kept[file] = tmp_path / file
+        waiting.value.save_as(kept[file])
+    bundle = read_bundle(kept["run.bundle.zip"])
+    assert bundle.steps
+    assert kept["run.pdf"].read_bytes().startswith(b"%PDF")
+    outside: list[str] = []
+    report = page.context.new_page()
+    report.on("request", lambda asked: outside.append(asked.url) if asked.url.startswith("http") else None)
+    report.goto(kept["run.html"].as_uri())
+    expect(report.locator("canvas, svg").first).to_be_visible(timeout=60_000)
+    assert outside == [], "the report must need no network"
+    report.close()
+    page.locator("input[type=file]").set_input_files(kept["run.bundle.zip"])
+    page.get_by_role("button", name="Open this bundle").click()
+    mark = page.locator(".bs-replay")
+    expect(mark).to_contain_text("REPLAY", timeout=60_000)
+    for path in ("live", "kv_blocks", "roofline", "latency", "scheduler", "story", "reports"):
+        page.locator(f'[data-testid="stSidebarNavLink"][href$="/{path}"]').click()
+        expect(page.get_by_role("heading", level=1)).to_be_visible(timeout=60_000)
+        expect(mark).to_contain_text("Every number on this page is replayed", timeout=60_000)
+        expect(page.get_by_text("This page failed")).to_have_count(0)
+        expect(page.locator("[data-testid=stException]")).to_have_count(0)
+    page.get_by_role("button", name="Last step").click()
+    expect(mark).to_contain_text(f"of {formats.count(bundle.steps[-1].step)}", timeout=60_000)
+    page.screenshot(path=PICTURES / "reports_replay.png")
+    page.get_by_role("button", name="Back to the live engine").click()
+    expect(mark).to_have_count(0, timeout=60_000)
 
 
 def test_the_log_is_clean(dashboard: Dashboard) -> None:
