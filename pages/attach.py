@@ -17,7 +17,7 @@ from core.attach.forecast import guess_model
 from core.attach.scraper import TargetState
 from core.attach.verdicts import WINDOW_S, judge
 from core.attach.watch import Watch, get_watch
-from core.charts import attach, attach_tiles, formats, roofline
+from core.charts import attach, attach_spec, attach_tiles, formats, roofline
 from core.charts.arrow import table
 from core.cost_model import CostModel, cost_model
 from core.detectors import Verdict
@@ -142,7 +142,7 @@ def _roofline(view: View) -> None:
         )
         return
     data = roofline.roofline_data(dots, _curve(view, under), under)
-    spec = attach.dots_spec(frame.theme(), HERO_HEIGHT)
+    spec = attach_spec.dots_spec(frame.theme(), HERO_HEIGHT)
     sets = {name: table(part) for name, part in data.items()}
     alt = "Log-log roofline: scrape intervals as dots at FLOP/B and FLOP/s under the ceilings of the server's device"
     frame.chart(None, {**spec, "datasets": sets}, key="attach_roofline", alt=alt)
@@ -159,8 +159,8 @@ def _scheduler(view: View) -> None:
         return
     rows = table(view.scheduler)
     alt = "Running and waiting requests over time, with the seats"
-    frame.chart(rows, attach.scheduler_spec(frame.theme()), key="attach_scheduler", alt=alt)
-    frame.chart(rows, attach.kv_spec(frame.theme()), key="attach_kv", alt="KV usage over time, preemptions marked")
+    frame.chart(rows, attach_spec.scheduler_spec(frame.theme()), key="attach_scheduler", alt=alt)
+    frame.chart(rows, attach_spec.kv_spec(frame.theme()), key="attach_kv", alt="KV usage over time, preemptions marked")
 
 
 def _latency(view: View) -> None:
@@ -174,7 +174,7 @@ def _latency(view: View) -> None:
     if view.latency.empty:
         frame.empty("No request got a token in the time shown.", key="attach_latency", height=230)
         return
-    spec = attach.latency_spec(frame.theme())
+    spec = attach_spec.latency_spec(frame.theme())
     frame.chart(table(view.latency), spec, key="attach_latency", alt="TTFT, ITL and E2E quantiles over time")
 
 
@@ -189,10 +189,12 @@ def _replicas(states: Sequence[TargetState], now_s: float, tokens: pd.DataFrame)
     if rows.empty:
         frame.empty("No server exports this figure.", key="attach_replicas", height=120)
     else:
-        spec = attach.replica_spec(frame.theme(), len(states), measure or "KV usage")
+        spec = attach_spec.replica_spec(frame.theme(), len(states), measure or "KV usage")
         frame.chart(table(rows), spec, key="attach_replicas", alt="The measure by server and time, as colour")
     frame.figure_head("Who makes the tokens?", "measured by the servers", how="Output tokens/s by server, stacked to their sum.")
-    frame.chart(table(tokens), attach.tokens_spec(frame.theme()), key="attach_tokens", alt="Output tokens/s by server, stacked")
+    frame.chart(
+        table(tokens), attach_spec.tokens_spec(frame.theme()), key="attach_tokens", alt="Output tokens/s by server, stacked"
+    )
 
 
 def _findings(states: Sequence[TargetState], now_s: float) -> None:

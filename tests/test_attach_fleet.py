@@ -11,7 +11,7 @@ from core.attach.forecast import Prediction, lengths_of, observed_figure, take
 from core.attach.page import ServerPage
 from core.attach.scraper import Target
 from core.attach.verdicts import UNSEEN, judge
-from core.charts import attach, attach_tiles
+from core.charts import attach, attach_spec, attach_tiles
 from core.charts.style import DARK
 from core.detectors import DETECTORS
 from core.devices import device_named
@@ -206,8 +206,10 @@ def test_dots_say_where_their_figures_are_from_and_specs_hold_no_number_of_the_r
     assert len(dots) == 9
     assert set(dots["origin"]) == {"exported"}
     assert dots["age"].iloc[-1] == 0.0
-    assert attach.dots_spec(DARK) is attach.dots_spec(DARK)
-    tips = [layer["encoding"]["tooltip"] for layer in attach.dots_spec(DARK)["layer"] if layer.get("data") == {"name": "dots"}]
+    assert attach_spec.dots_spec(DARK) is attach_spec.dots_spec(DARK)
+    tips = [
+        layer["encoding"]["tooltip"] for layer in attach_spec.dots_spec(DARK)["layer"] if layer.get("data") == {"name": "dots"}
+    ]
     assert tips
     assert all(tip[0]["field"] == "name" for tip in tips)
 

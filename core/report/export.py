@@ -19,7 +19,8 @@ from core.errors import ExportError
 from core.perfetto_trace import trace_bytes
 from core.replay_view import ReplayView
 from core.report.caption import Caption, facts_of_bundle
-from core.report.figures import Figure, FigureSet
+from core.report.figure import Figure
+from core.report.figures import FigureSet
 from core.report.file_kinds import FORMATS, file_name
 from core.report.html import report_html
 from core.report.pdf import report_pdf

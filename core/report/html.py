@@ -13,7 +13,7 @@ import vl_convert
 
 from core.charts import style
 from core.report.caption import Caption, RunFacts
-from core.report.figures import Figure
+from core.report.figure import Figure
 from core.report.print_spec import with_data
 from core.report.render import font_faces
 from core.report.sections import Section, Table

@@ -15,7 +15,7 @@ import vl_convert
 from pypdf import PdfReader, PdfWriter
 
 from core.report.caption import Caption, RunFacts
-from core.report.figures import Figure
+from core.report.figure import Figure
 from core.report.print_spec import PX_PER_CM, PX_PER_PT, print_spec
 from core.report.render import svg_text, use_own_fonts
 from core.report.sections import Section, Table

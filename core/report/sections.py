@@ -18,7 +18,8 @@ from core.errors import BatchscopeError
 from core.prediction import Pair
 from core.report.alternatives import prediction_of
 from core.report.caption import machine_of
-from core.report.figures import Figure, FigureSet
+from core.report.figure import Figure
+from core.report.figures import FigureSet
 from core.run_summary import summarise
 from core.sim_metrics import percentiles_of
 from core.version import VERSION

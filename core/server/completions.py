@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from core.commands import CommandResult
@@ -27,6 +27,7 @@ from core.control import LOCAL
 from core.errors import BatchscopeError, ControlRefused, RefusalReason, RequestRefused, UnknownRequest
 from core.request import SamplingParams
 from core.server.answers import Answer, EventStream, api_error, delta, event, finish_reason, logprobs_of
+from core.server.following import disconnected, pieces_of
 from core.server.schemas import ApiError, CompletionCall, parse_call
 from core.snapshot import EngineSnapshot
 from core.streams import RequestStream, StreamPiece
@@ -211,7 +212,7 @@ class Completions:
     async def _whole(self, request: Request, answer: Answer, choices: list[_Choice]) -> Response:
         """Wait for every choice; a client that leaves before cancels them."""
         everything = asyncio.ensure_future(self._wait_all(choices))
-        gone = asyncio.ensure_future(_disconnected(request))
+        gone = asyncio.ensure_future(disconnected(request))
         try:
             done, _ = await asyncio.wait({everything, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -230,7 +231,7 @@ class Completions:
 
     async def _wait_all(self, choices: Sequence[_Choice]) -> None:
         for choice in choices:
-            async for _ in _pieces(choice.stream):
+            async for _ in pieces_of(choice.stream):
                 pass
 
     def _whole_choice(self, answer: Answer, choice: _Choice) -> dict[str, Any]:
@@ -254,7 +255,7 @@ class Completions:
         inbox: asyncio.Queue[tuple[_Choice, list[StreamPiece], bool]] = asyncio.Queue()
 
         async def forward(choice: _Choice) -> None:
-            async for pieces, is_end in _pieces(choice.stream):
+            async for pieces, is_end in pieces_of(choice.stream):
                 await inbox.put((choice, pieces, is_end))
 
         tasks = [asyncio.ensure_future(forward(c)) for c in choices]
@@ -290,34 +291,3 @@ class Completions:
             prompt += choice.stream.num_prompt_tokens
         output = sum(c.tokens for c in choices)
         return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
-
-
-async def _disconnected(request: Request) -> None:
-    """Return when the client has gone."""
-    try:
-        while True:
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
-                return
-    except ClientDisconnect:
-        return
-
-
-async def _pieces(stream: RequestStream) -> AsyncIterator[tuple[list[StreamPiece], bool]]:
-    """Batches of new pieces and whether they are the last; the engine's thread only sets an event of the loop."""
-    loop = asyncio.get_running_loop()
-    changed = asyncio.Event()
-    stop = stream.listen(lambda: loop.call_soon_threadsafe(changed.set))
-    cursor = 0
-    try:
-        while True:
-            changed.clear()
-            end = stream.end  # read before the pieces: none follows it
-            pieces, cursor = stream.since(cursor)
-            if pieces or end is not None:
-                yield pieces, end is not None
-            if end is not None:
-                return
-            await changed.wait()
-    finally:
-        stop()
