@@ -165,7 +165,6 @@ def main(argv: list[str]) -> int:
         parser.error(f"unknown client {', '.join(unknown)}; known: {', '.join(TOOLS)}")
     folder = export_folder(args.model, user_cache_path("batchscope") / "peers" / f"model-{Path(args.model).name}")
     export_tokenizer(args.model, folder)
-    rows: list[list[object]] = []
     missing: dict[str, str] = {}
     errors: dict[str, dict[str, float]] = {}
     good: dict[str, bool] = {}
@@ -181,14 +180,13 @@ def main(argv: list[str]) -> int:
                 found, same_page = compare_with(name, task)
             except PeerUnavailable as reason:
                 missing[name] = str(reason)
+                print(f"{name}: missing, {reason}", flush=True)
                 continue
-            rows += [[f"{name}: {figure}", a, b, f"{100 * off:+.1f} %"] for figure, a, b, off in found]
-            rows.append([f"{name}: metrics page", "", "as the records" if same_page else "DIFFERS", ""])
+            rows: list[list[object]] = [[figure, a, b, f"{100 * off:+.1f} %"] for figure, a, b, off in found]
+            rows.append(["metrics page", "", "as the records" if same_page else "DIFFERS", ""])
+            print_table([name, "its report", "dashboard", "difference"], rows)
             errors[name] = {figure: off for figure, _, _, off in found}
             good[name] = agree(found) and same_page
-    print_table(["client", "its report", "dashboard", "difference"], rows)
-    for name, reason in missing.items():
-        print(f"{name}: missing, {reason}")
     line = {
         "benchmark": "clients", "agree": good, "differences": errors, "missing": missing, "requests": args.requests,
         "users": args.users, "prompt_tokens": args.prompt_tokens, "output_tokens": args.output_tokens,

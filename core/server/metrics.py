@@ -15,7 +15,6 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from core.config import EngineConfig
 from core.records import RequestRecord
@@ -36,7 +35,7 @@ class MetricsEngine(Protocol):
 
 def buckets_of(tally: Tally) -> list[tuple[str, float]]:
     """Cumulative counts by upper bound, as Prometheus wants them."""
-    names = [*(floatToGoString(bound) for bound in tally.bounds), "+Inf"]
+    names = [*(str(bound) for bound in tally.bounds), "+Inf"]
     return list(zip(names, itertools.accumulate(map(float, tally.counts)), strict=True))
 
 
