@@ -88,14 +88,17 @@ def test_the_dashboard_watches_itself_over_its_own_port(page: Page, dashboard: D
 @pytest.mark.slow
 def test_a_watched_server_is_taken_into_what_if(page: Page, dashboard: Dashboard) -> None:
     open_page(page, dashboard, "attach", "What binds a server")
+    wait_for_tokens(page)
     watch = page.get_by_role("button", name="Watch this dashboard")
     if not page.locator(".bs-servers tbody tr").count():
         watch.click()
     expect(page.locator(".bs-servers tbody tr")).to_contain_text("live", timeout=30_000)
     page.get_by_role("tab", name=PREDICTED).click()
-    page.get_by_role("button", name="Take configuration and load, predict").click()
     take = page.get_by_role("button", name="Open in What-if")
-    expect(take).to_be_enabled(timeout=60_000)
+    end_s = time.monotonic() + 90
+    while not take.is_enabled() and time.monotonic() < end_s:  # too little was seen of the load at first
+        page.get_by_role("button", name="Take configuration and load, predict").click()
+        page.wait_for_timeout(4_000)
     take.click()
     expect(page.get_by_role("heading", level=1)).to_contain_text(PAGES["what_if"], timeout=60_000)
     expect(page.get_by_text("SmolLM2-135M", exact=False).first).to_be_visible(timeout=60_000)
@@ -107,6 +110,7 @@ def test_a_watched_server_is_taken_into_what_if(page: Page, dashboard: Dashboard
 @pytest.mark.slow
 def test_a_run_is_taken_home_and_opened_again_on_every_page(page: Page, dashboard: Dashboard, tmp_path: Path) -> None:
     open_page(page, dashboard, "reports", "What do I take away")
+    wait_for_tokens(page)
     page.get_by_role("button", name="Make bundle and report").click()
     expect(page.get_by_text("All files are there.")).to_be_visible(timeout=240_000)
     page.screenshot(path=PICTURES / "reports.png")
