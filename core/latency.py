@@ -169,6 +169,7 @@ class LatencyTracker:
         """Take one token of each request, all delivered at once; as `on_tokens`, but the same batch again costs no look-up."""
         if request_ids and request_ids == self._group:
             self.itl.extend_array(np.full(len(request_ids), time_s - self._group_s))
+            self.all_itl.add(time_s - self._group_s, len(request_ids))
         else:
             self.on_tokens([(request_id, time_s) for request_id in request_ids])
             self._group = request_ids

@@ -61,6 +61,11 @@ class GrowingTally:
             counts[bisect_left(bounds, value)] += 1
             self._total += value
 
+    def add(self, value: float, times: int) -> None:
+        """Take the same value in `times` times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._total += times * value
+
     def now(self) -> Tally:
         """What was taken in so far."""
         return Tally(self._bounds, tuple(self._counts), self._total)
