@@ -21,7 +21,8 @@ import pyarrow as pa  # noqa: F401
 import streamlit as st
 
 from core.attach.watch import close_watch
-from core.live import get_live
+from core.ending import end_first
+from core.live import get_live, running_engine
 from core.server.routes import routes
 
 _log = logging.getLogger("batchscope")
@@ -31,12 +32,20 @@ _log = logging.getLogger("batchscope")
 async def lifespan(_app: st.App) -> AsyncIterator[dict[str, object]]:
     """Start the engine before the first page and end it after the last."""
     live = get_live()
+    restore = end_first(_close)  # the server's own handler is in place by now and is called after it
     gc.freeze()
     try:
         yield {"live": live}
     finally:
-        close_watch()
+        restore()
+        _close()
+
+
+def _close() -> None:
+    live = running_engine()
+    if live is not None:
         live.close()
+    close_watch()
 
 
 def on_script_error(error: Exception) -> bool:

@@ -33,13 +33,13 @@ class WallClock:
 
 
 class PausableClock(WallClock):
-    """Wall time, s, that can be held: while it is paused nothing ages and no arrival comes due.
+    """Wall time since the clock was made, s, that can be held: while it is paused nothing ages and no arrival comes due.
 
     One thread pauses, resumes and moves it; any thread may read it.
     """
 
     def __init__(self) -> None:
-        self._offset_s = 0.0
+        self._offset_s = super().now()
         self._held_s: float | None = None
 
     def now(self) -> float:

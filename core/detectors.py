@@ -57,6 +57,11 @@ def _windows(records: Sequence[StepRecord], size: int = WINDOW) -> Iterable[Sequ
         yield records[first : first + size]
 
 
+def amount(value: float, unit: str) -> str:
+    """A measure in words: shares as percentages, the rest to three figures."""
+    return f"{100 * value:.3g} %" if unit == "share" else f"{value:.3g}"
+
+
 def _worst_window(
     name: str,
     records: Sequence[StepRecord],
@@ -77,7 +82,7 @@ def _worst_window(
             began = window[0].step
     if worst is None:
         return Verdict(name, False, None, None, limit, unit, "no step of this run can be judged by this rule")
-    sentence = words.format(value=f"{worst:.3g}", limit=f"{limit:.3g}")
+    sentence = words.format(value=amount(worst, unit), limit=amount(limit, unit))
     return Verdict(name, began is not None, began, worst, limit, unit, sentence)
 
 
@@ -108,7 +113,7 @@ def padding_waste(records: Sequence[StepRecord]) -> Verdict:
             began = r.step
     if worst is None:
         return Verdict("padding waste", False, None, None, limit, "share", "no prefill step in this run")
-    words = f"up to {worst:.3g} of the positions of a prefill step were padding (limit {limit:.3g})"
+    words = f"up to {amount(worst, 'share')} of the positions of a prefill step were padding (limit {amount(limit, 'share')})"
     return Verdict("padding waste", began is not None, began, worst, limit, "share", words)
 
 
@@ -225,7 +230,10 @@ def cache_thrash(records: Sequence[StepRecord]) -> Verdict:
             began = window[0].step
     if worst is None:
         return Verdict(name, False, None, None, limit, "share", "no admission found anything that had been in the prefix cache")
-    words = f"up to {worst:.3g} of the tokens that had been in the cache were overwritten and computed again (limit {limit:.3g})"
+    words = (
+        f"up to {amount(worst, 'share')} of the tokens that had been in the cache were overwritten and computed again"
+        f" (limit {amount(limit, 'share')})"
+    )
     return Verdict(name, began is not None, began, worst, limit, "share", words)
 
 

@@ -236,7 +236,13 @@ class LiveEngine(LiveView):
         If the new model cannot be loaded the old one comes back, and the result says why.
         """
         config = replace_knobs(self.config, **knobs)
-        return self._order(session_id, "model", lambda: self._host.change_model(config), words_of(knobs) or "restart", wait_s)
+        return self._order(
+            session_id,
+            "model",
+            lambda: self._host.change_model(config),
+            words_of(knobs, self.config) if knobs else "restart",
+            wait_s,
+        )
 
     def configure(
         self,
@@ -255,7 +261,8 @@ class LiveEngine(LiveView):
             reset: begin again with the new settings, as `reset`.
         """
         changes = {"scheduler": scheduler, "cache": cache} | ({} if load is KEEP else {"load": load})
-        detail = "; ".join(f"{k} {words_of(v)}" for k, v in changes.items() if v is not None or k == "load")
+        now = {"scheduler": self.config.scheduler, "cache": self.config.cache, "load": self.load}
+        detail = "; ".join(f"{k}: {words_of(v, now[k])}" for k, v in changes.items() if v is not None or k == "load")
 
         def run() -> None:
             config = self._host.engine.config

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
-from core.commands import Command, CommandResult
+from core.commands import Command, CommandResult, Outcome
 from core.config import EngineConfig
-from core.control import AuditEntry, AuditLog
+from core.control import LOCAL, AuditEntry, AuditLog
 from core.engine import Engine
 from core.errors import ControlRefused
 from core.load_spec import LoadSpec, PromptKind
@@ -100,7 +100,10 @@ class Board:
         self.past.add(self.latest)
 
     def audit_result(self, command: Command, result: CommandResult, wall_s: float) -> None:
-        """Note what became of a command."""
+        """Note what became of a command; requests that come and go through the API are traffic, not control."""
+        is_traffic = command.session_id == LOCAL and command.name in ("submit", "cancel")
+        if is_traffic and result.outcome is Outcome.ACCEPTED:
+            return
         entry = AuditEntry(wall_s, command.session_id, command.name, command.detail, result.outcome.value, result.message)
         self.audit.add(entry)
 

@@ -5,6 +5,7 @@ Functions without state; called where the present settings are known, at the ste
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
@@ -31,13 +32,37 @@ def check_number(name: str, value: Any, most: int) -> None:
         raise ControlRefused(f"{name} is {value!r}; this dashboard allows a whole number from 1 to {most}")
 
 
-def words_of(change: Any) -> str:
-    """A change in a few words, for the audit list."""
+def words_of(change: Any, before: Any = None) -> str:
+    """A change in a few words, for the audit list: "max_num_seqs 32 to 64".
+
+    Args:
+        change: knobs by name, a whole configuration or load, or None for "off".
+        before: what it changes, if that is known; only what differs is told of a whole one.
+    """
+    if change is None:
+        return "off"
     if isinstance(change, Mapping):
-        return ", ".join(f"{name}={getattr(value, 'label', value)}" for name, value in change.items())
-    if isinstance(change, LoadSpec):
-        return change.label
-    return "off" if change is None else type(change).__name__
+        named = dict(change)
+    elif dataclasses.is_dataclass(change) and type(change) is type(before):
+        fields = [f.name for f in dataclasses.fields(change)]
+        named = {n: getattr(change, n) for n in fields if getattr(change, n) != getattr(before, n)}
+    else:
+        return str(getattr(change, "label", type(change).__name__))
+    return ", ".join(_turned(name, value, before) for name, value in named.items()) or "as it was"
+
+
+def _turned(name: str, value: Any, before: Any) -> str:
+    new = _short(value)
+    old = _short(getattr(before, name, None)) if hasattr(before, name) else None
+    return f"{name} {new}" if old is None or old == new else f"{name} {old} to {new}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(_short(v) for v in value)})"
+    if isinstance(value, Enum):
+        return str(value.value)
+    return str(getattr(value, "label", None) or getattr(value, "name", None) or value)
 
 
 def resolve_changes(

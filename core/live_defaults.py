@@ -24,12 +24,14 @@ from core.engine import Engine
 from core.errors import ConfigError
 from core.factory import create_engine
 from core.live import LiveEngine
-from core.load_spec import ArrivalProcess, LoadSpec
+from core.load_spec import ArrivalProcess, LoadSpec, TenantShare
 from core.run_record import RunRecorder
 from core.snapshot import RooflineCeilings
 
 FIRST_USERS = 16
 FIRST_THINK_S = 2.0
+FIRST_TENANTS = (TenantShare("chat", 3.0), TenantShare("code", 2.0), TenantShare("batch", 1.0))
+"""Three tenants from the start, so that shares, fairness and latencies by tenant have something to show."""
 
 _KEEP_STEPS = 20_000
 RECORDED_STEPS = 20_000
@@ -71,9 +73,9 @@ def load_from_environment(environment: Mapping[str, str]) -> LoadSpec | None:
     if not environment.get("BATCHSCOPE_RATE"):
         users = int(_number(environment, "BATCHSCOPE_USERS", FIRST_USERS))
         think_s = _number(environment, "BATCHSCOPE_THINK_S", FIRST_THINK_S)
-        return LoadSpec(process=ArrivalProcess.CLOSED_LOOP, users=users, think_time_s=think_s, seed=seed)
+        return LoadSpec(process=ArrivalProcess.CLOSED_LOOP, users=users, think_time_s=think_s, tenants=FIRST_TENANTS, seed=seed)
     rate = _number(environment, "BATCHSCOPE_RATE", 0)
-    return LoadSpec(rate_per_s=rate, seed=seed) if rate else None
+    return LoadSpec(rate_per_s=rate, tenants=FIRST_TENANTS, seed=seed) if rate else None
 
 
 def live_from_environment(config: EngineConfig | None, options: Mapping[str, Any]) -> LiveEngine:

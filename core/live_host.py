@@ -92,6 +92,11 @@ class EngineHost:
         return self._engine
 
     @property
+    def load(self) -> LoadSpec | None:
+        """The load that runs, or that begins as soon as there is an engine."""
+        return self.driver.spec if self._engine is not None else self._load
+
+    @property
     def max_model_len(self) -> int:
         """Most prompt and output tokens of a request."""
         engine = self.engine

@@ -91,8 +91,8 @@ class LiveView:
 
     @property
     def load(self) -> LoadSpec | None:
-        """The running load, None if there is none."""
-        return self._host.driver.spec
+        """The running load, or the one that a start is about to begin; None if there is none."""
+        return self._host.load
 
     @property
     def load_counts(self) -> LoadCounts:

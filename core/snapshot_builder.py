@@ -1,7 +1,7 @@
 """One immutable picture of the engine at a step boundary, made only when somebody wants one.
 
     running rows   fresh in every picture (they change with every step)
-    waiting rows   made once and kept while nothing but their age has changed, at most ROW_REUSE_S old
+    waiting rows   in a stream of pictures kept while nothing but their age has changed, at most ROW_REUSE_S old
     block map      columns copied from the scheduler, put together by the first reader
 
 Where pictures are taken all the time while the engine runs, the order of the queue and the block map are read again
@@ -104,7 +104,7 @@ class SnapshotBuilder:
             num_waiting=scheduler.num_waiting,
             num_preempted=len(preempted),
             running=running,
-            waiting=self._waiting_rows(now_s) if stale else self._still_waiting(),
+            waiting=self._waiting_rows(now_s, wall_s is None or state != "running") if stale else self._still_waiting(),
             preempted=preempted,
             ended=tuple(books.ended),
             blocks=self._blocks,
@@ -150,8 +150,10 @@ class SnapshotBuilder:
         tables = list(map(self._scheduler.kv.tables.get, ids))
         return self._running.rows(requests, now_s, planned, tables, self._books.tails(ids))
 
-    def _waiting_rows(self, now_s: float) -> tuple[RequestView, ...]:
-        kept, fresh = self._waiting, {}
+    def _waiting_rows(self, now_s: float, exact: bool) -> tuple[RequestView, ...]:
+        """Rows in the order of the queue; where exact, none is an older one used again."""
+        kept: dict[str, _KeptRow] = {} if exact else self._waiting
+        fresh: dict[str, _KeptRow] = {}
         why_waiting = self._scheduler.why_waiting
         rows = []
         for request in self._scheduler.waiting_order(now_s, SHOWN_WAITING):

@@ -192,6 +192,9 @@ def _replicas(states: Sequence[TargetState], now_s: float, tokens: pd.DataFrame)
         spec = attach_spec.replica_spec(frame.theme(), len(states), measure or "KV usage")
         frame.chart(table(rows), spec, key="attach_replicas", alt="The measure by server and time, as colour")
     frame.figure_head("Who makes the tokens?", "measured by the servers", how="Output tokens/s by server, stacked to their sum.")
+    if tokens.empty:
+        frame.empty("The second scrape brings the first rates.", key="attach_tokens", height=120)
+        return
     frame.chart(
         table(tokens), attach_spec.tokens_spec(frame.theme()), key="attach_tokens", alt="Output tokens/s by server, stacked"
     )

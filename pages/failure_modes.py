@@ -154,16 +154,16 @@ def _watch(history: Sequence[StepRecord]) -> None:
         frame.span_of(history),
         how="Every detector on the last steps of the live run.",
     )
+    found = sorted(judge(history), key=lambda v: not v.found)
     rows = [
-        {
-            "failure mode": v.name,
-            "found": "yes" if v.found else "no",
-            "began at step": v.began_at if v.found else None,
-            "in words": v.sentence,
-        }
-        for v in judge(history)
+        (
+            f"{'▲' if v.found else '–'} {v.name}",
+            f"since step {formats.count(v.began_at)}" if v.began_at is not None else "no",
+            v.sentence,
+        )
+        for v in found
     ]
-    st.dataframe(pd.DataFrame(rows), hide_index=True, height=388, key="verdicts")
+    frame.plain_table(("failure mode", "found", "in words"), rows, quiet=[k for k, v in enumerate(found) if not v.found])
 
 
 def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:

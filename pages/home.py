@@ -19,11 +19,11 @@ from pages.parts.tiles import draw_tiles
 HERE = Path(__file__).resolve().parent
 HEIGHT = 360
 QUESTIONS = (
-    ("tour.py", "Tour: from one sequence to the ceiling", "tour"),
-    ("live.py", "What is in the batch right now?", "stacked_bar_chart"),
-    ("kv_blocks.py", "Who holds which KV block?", "grid_view"),
-    ("roofline.py", "Which ceiling do the steps run into?", "show_chart"),
-    ("prompt.py", "What becomes of my prompt?", "chat"),
+    ("tour.py", "Take the tour", "tour"),
+    ("live.py", "What is in the batch?", "stacked_bar_chart"),
+    ("kv_blocks.py", "Who holds which block?", "grid_view"),
+    ("roofline.py", "Which ceiling binds?", "show_chart"),
+    ("prompt.py", "Try a prompt", "chat"),
 )
 
 
@@ -96,7 +96,7 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     with right:
         frame.numbered(sentences(snapshot, history))
     draw_tiles(snapshot, history)
-    with st.container(horizontal=True, key="home_links", gap="medium"):
+    with st.container(horizontal=True, key="home_links", gap="small"):
         for file, question, icon in QUESTIONS:
             st.page_link(HERE / file, label=question, icon=f":material/{icon}:")
     frame.footer()

@@ -22,6 +22,7 @@ from pages.parts.request_sets import choose, chosen_request, request_sets, table
 from pages.parts.tiles import draw_tiles
 
 TABS = ("Requests, blocks, roofline", "Batch size", "Step times", "Table view")
+TABLE_STEPS = 100
 
 
 def _timeline(history: Sequence[StepRecord]) -> None:
@@ -95,9 +96,29 @@ def _times(history: Sequence[StepRecord]) -> None:
     frame.chart(table(batch_timeline.times_frame(history)), spec, key="live_times", alt="Milliseconds of each step by part")
 
 
-def _table(snapshot: EngineSnapshot) -> None:
+def step_rows(history: Sequence[StepRecord]) -> list[dict[str, object]]:
+    """The last steps, newest first, every number as a number: the roofline in small as a table."""
+    return [
+        {
+            "step": r.step,
+            "began (s)": round(r.start_s, 3),
+            "ms": round(1e3 * r.duration_s, 2),
+            "decode tokens": r.decode_tokens,
+            "prefill tokens": r.prefill_tokens,
+            "FLOP/B": round(r.intensity, 2) if r.moved_bytes else None,
+            "GFLOP/s": round(r.flops / r.forward_s / 1e9, 2) if r.forward_s > 0 else None,
+            "waiting": r.num_waiting,
+            "bound by": r.bound_by,
+        }
+        for r in reversed(history[-TABLE_STEPS:])
+    ]
+
+
+def _table(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     frame.figure_head("All requests as a table", f"step {snapshot.step}", how="Click a heading to sort.")
     st.dataframe(pd.DataFrame(table_rows(snapshot)), hide_index=True, height=420, key="live_table")
+    frame.figure_head("The last steps as a table", frame.span_of(history[-TABLE_STEPS:]), how="Newest first.")
+    st.dataframe(pd.DataFrame(step_rows(history)), hide_index=True, height=300, key="live_step_table")
 
 
 def _start_load() -> None:
@@ -136,7 +157,7 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
             _times(history)
     with tabs[3]:
         if tabs[3].open:
-            _table(snapshot)
+            _table(snapshot, history)
     frame.footer()
 
 

@@ -5,6 +5,7 @@ hero: log-log roofline | marginal cost        tabs: intensity and batch | bytes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -20,9 +21,10 @@ from core.devices import DEVICE_PRESETS
 from core.executor import ExecutorInfo
 from core.records import StepRecord
 from core.roofline import CurvePoint, intensity_ceiling, marginal_cost_s, ridge_batch
-from core.snapshot import EngineSnapshot
+from core.snapshot import EngineSnapshot, RequestView
 from pages.parts import frame, ticker
 from pages.parts.facts import facts
+from pages.parts.request_sets import CHOSEN, chosen_request, find
 
 HERE = "this machine, measured"
 DEVICES = (HERE, *(d.name for d in DEVICE_PRESETS))
@@ -46,9 +48,10 @@ class View:
     most: int
     points: tuple[CurvePoint, ...]
     here: bool
+    chosen: RequestView | None
 
 
-def _controls() -> tuple[str, str]:
+def _controls(snapshot: EngineSnapshot) -> tuple[str, str]:
     with st.container(horizontal=True, key="roofline_controls"):
         basis = st.segmented_control(
             "Time of a step",
@@ -59,7 +62,17 @@ def _controls() -> tuple[str, str]:
             required=True,
         )
         device = st.selectbox("Ceilings of", DEVICES, key="ceilings", width=230, bind="query-params")
+        _request(snapshot)
     return basis or roofline.FORWARD, device or HERE
+
+
+def _request(snapshot: EngineSnapshot) -> None:
+    """Whose steps are circled: the request that is chosen on any page."""
+    ids = [r.request_id for r in (*snapshot.running, *snapshot.preempted)]
+    now = chosen_request()
+    if now is not None and now not in ids:
+        ids.insert(0, now)
+    st.selectbox("Circle the steps of", ids, index=None, key=CHOSEN, placeholder="a request", width=200, bind="query-params")
 
 
 def _mean_context(snapshot: EngineSnapshot) -> int:
@@ -80,7 +93,14 @@ def _view(snapshot: EngineSnapshot, history: Sequence[StepRecord], info: Executo
     model = roofline.model_of(info)
     context, most = _mean_context(snapshot), snapshot.config.scheduler.max_num_seqs
     points = roofline.curve_points(model, under, context, most)
-    return View(snapshot, history, model, under, basis, context, most, points, here)
+    return View(snapshot, history, model, under, basis, context, most, points, here, find(snapshot, chosen_request()))
+
+
+def _life(chosen: RequestView | None) -> tuple[float, float] | None:
+    """From when to when a request was in the batch, engine time in s; None if it never was."""
+    if chosen is None or chosen.admitted_s is None:
+        return None
+    return chosen.admitted_s, math.inf if chosen.finished_s is None else chosen.finished_s
 
 
 def _draw(spec: dict[str, Any], data: dict[str, pd.DataFrame], *, key: str, alt: str) -> None:
@@ -89,14 +109,16 @@ def _draw(spec: dict[str, Any], data: dict[str, pd.DataFrame], *, key: str, alt:
 
 def _hero(view: View) -> None:
     shown = view.history[-roofline.DOTS :]
-    dots = roofline.dot_frame(shown, view.basis) if view.here else roofline.modelled_dots(shown, view.under.device)
+    life = _life(view.chosen)
+    dots = roofline.dot_frame(shown, view.basis, life) if view.here else roofline.modelled_dots(shown, view.under.device, life)
+    lit = f" Circled: steps of {view.chosen.request_id}." if view.chosen and life else ""
     span = frame.span_of(shown) if view.here else f"the same steps on {view.under.device.name} · predicted"
     frame.figure_head(
         "Where do the steps lie under the ceilings?",
         span,
         how="A dot is a step, the newest is ringed, old ones fade. On the slopes memory sets the time, under the roof arithmetic."
         f" Dashes: the model for batch 1 to {formats.count(view.most)}, {formats.count(view.context)} tokens of context each."
-        f" {kv.HOW_TO_ZOOM}",
+        f"{lit} {kv.HOW_TO_ZOOM}",
     )
     data = roofline.roofline_data(dots, view.points, view.under)
     _draw(
@@ -117,7 +139,8 @@ def _marginal(view: View) -> None:
     frame.figure_head(
         f"Sequence {formats.count(number)} would add {formats.seconds(following)}",
         "predicted",
-        how="Time that each further decoding sequence adds to a step. The first pays for reading all weights.",
+        how="Time that each further decoding sequence adds to a step. The first pays for reading all weights. No filled bar: no"
+        " decode steps of such sizes to compare yet.",
     )
     frame.chart(
         table(marginal.marginal_frame(costs)),
@@ -242,7 +265,7 @@ def _show_published() -> None:
 
 def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     """Draw the page from one picture."""
-    basis, device = _controls()
+    basis, device = _controls(snapshot)
     view = _view(snapshot, history, snapshot.info, basis, device) if snapshot.info else None
     with st.container(key="roofline_hero"):
         if view is not None:

@@ -1,6 +1,6 @@
 """Scheduler: the decision of the last step in words, the policies behind it, and each tenant's share.
 
-hero: decision in words | tenants' shares      policy pickers      tabs: preemptions | weights and quotas
+hero: decision in words | tenants' shares      preemptions      policy pickers      weights and quotas      who changed what
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from core.charts import formats, shares
 from core.decision_words import decision_words
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot
-from pages.parts import frame, policies, ticker
+from pages.parts import audit, frame, policies, ticker
 from pages.parts.facts import facts, moment
 
 
@@ -60,7 +60,7 @@ def _preemptions(snapshot: EngineSnapshot) -> None:
         "Who lost blocks for whom?", "newest first", how="Each line is one preemption: what it freed and what it will cost."
     )
     if not snapshot.preemptions:
-        frame.empty("No request has been preempted since the start.", key="preemptions", height=150)
+        frame.empty("No request has been preempted since the start.", key="preemptions", height=64)
         return
     rows = [
         {
@@ -95,4 +95,5 @@ frame.figure_head("Which policies decide?", "applied at the next step boundary",
 policies.pickers()
 frame.figure_head("Tenants", "weights and quotas", how="An empty quota is no limit. A tenant that is not listed has weight 1.")
 policies.tenants()
+audit.commands()
 frame.footer()

@@ -16,6 +16,7 @@ from pages.parts import engine_access, frame, ticker
 from pages.parts.facts import facts
 
 CHOSEN = "request"
+EXAMPLE = "story_example"
 
 
 def _rows(snapshot: EngineSnapshot) -> list[RequestView]:
@@ -39,8 +40,16 @@ def _choose(snapshot: EngineSnapshot) -> str | None:
     )
 
 
-def _follow(request_id: str | None) -> None:
-    st.session_state[CHOSEN] = request_id
+def _example(snapshot: EngineSnapshot) -> Story | None:
+    """While nobody has chosen: the request that had been running longest when the page was opened."""
+    access = engine_access.engine()
+    kept = st.session_state.get(EXAMPLE)
+    found: Story | None = access.story(kept) if kept else None
+    if found is None and snapshot.running:
+        oldest = min(snapshot.running, key=lambda row: row.arrival_s)
+        st.session_state[EXAMPLE] = oldest.request_id
+        found = access.story(oldest.request_id)
+    return found
 
 
 def _figures(story: Story, now_s: float) -> None:
@@ -82,17 +91,15 @@ def _events(story: Story) -> None:
 def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     """Draw the chosen request's life."""
     chosen = _choose(snapshot)
-    story: Story | None = engine_access.engine().story(chosen) if chosen else None
+    story: Story | None = engine_access.engine().story(chosen) if chosen else _example(snapshot)
     with st.container(key="story"):
         if story is None:
             what = f"Request {chosen} is not kept any more." if chosen else "Pick a request above, or click one on the Live page."
-            oldest = snapshot.running[0].request_id if snapshot.running else None
-            action = f"Follow {oldest}, which is running" if oldest else None
-            frame.empty(what, action, lambda: _follow(oldest), key="story", height=320)
+            frame.empty(what, key="story", height=320)
         else:
             frame.figure_head(
                 f"The life of {story.request_id}",
-                frame.kind_of(snapshot),
+                f"{'' if chosen else 'an example: running longest when this page was opened · '}{frame.kind_of(snapshot)}",
                 how="Bar: phases. Ticks above: output tokens; below: prefill chunks. Triangles: turning points. Scroll to zoom.",
             )
             data = figure.story_frame(story, snapshot.time_s)

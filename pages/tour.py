@@ -173,8 +173,13 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
         _stop(visit, not engine_access.engine().is_controller)
     with right:
         _seats(snapshot)
-    _figures(snapshot, now)
-    _stops(visit.found if visit else {}, frame.kind_of(snapshot))
+    with st.container(key="tour_figures"):
+        if visit is None:
+            frame.figure_head("Where does the tour go?", f"{len(STOPS)} stops", how="Each is a load of its own on this engine.")
+            frame.strip([(stop.title, stop.look_at) for stop in STOPS])
+        else:
+            _figures(snapshot, now)
+            _stops(visit.found, frame.kind_of(snapshot))
     frame.footer()
 
 

@@ -86,7 +86,8 @@ def test_detector_finds_its_failure_and_names_the_step(name: str) -> None:
     assert verdict.began_at is not None
     # a window may begin in the healthy stretch, never more than itself before the first sick step
     assert 40 - 4 * WINDOW < verdict.began_at <= 41
-    assert f"{verdict.value:.3g}" in verdict.sentence
+    shown = f"{100 * verdict.value:.3g} %" if verdict.unit == "share" else f"{verdict.value:.3g}"
+    assert shown in verdict.sentence
 
 
 def test_cache_thrash_is_known_content_computed_again() -> None:

@@ -271,13 +271,15 @@ def test_kept_rows_of_waiting_requests_follow_changes() -> None:
     engine.add_request([1], LONG)
     engine.add_request([2], LONG, request_id="w", priority=4)
     engine.step()
-    first = engine.snapshot().waiting[0]
-    clock.advance(0.1)
-    assert engine.snapshot().waiting[0] is first
+    first = engine.snapshot(wall_s=10.0).waiting[0]
+    clock.advance(0.2)
+    assert engine.snapshot(wall_s=10.2).waiting[0] is first
+    assert engine.snapshot(wall_s=10.2, state="paused").waiting[0].age_s == pytest.approx(0.2), "exact at rest"
+    assert engine.snapshot().waiting[0].age_s == pytest.approx(0.2), "a single picture is exact"
     engine.set_priority("w", 2)
-    assert engine.snapshot().waiting[0].priority == 2
+    assert engine.snapshot(wall_s=10.4).waiting[0].priority == 2
     clock.advance(1.0)
-    assert engine.snapshot().waiting[0].age_s == pytest.approx(1.1)
+    assert engine.snapshot(wall_s=11.4).waiting[0].age_s == pytest.approx(1.2)
     engine.cancel("w")
     engine.add_request([3, 3], LONG, request_id="w", priority=2)
     assert engine.snapshot().waiting[0].prompt_tokens == 2

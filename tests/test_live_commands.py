@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from engine_cases import scripted_engine
@@ -580,4 +581,9 @@ def test_commands_leave_a_line_on_the_audit_list():
         newest, older = live.audit()[:2]
         assert (newest.command, newest.outcome, newest.session_id) == ("configure", "refused", LOCAL)
         assert "max_num_seqs is 0" in newest.message
-        assert (older.outcome, older.detail) == ("accepted", "scheduler max_num_seqs=5")
+        assert (older.outcome, older.detail) == ("accepted", "scheduler: max_num_seqs 32 to 5")
+        live.configure(scheduler=replace(live.config.scheduler, watermark=0.02), load=None, **ME)
+        assert live.audit()[0].detail == "scheduler: watermark 0.01 to 0.02; load: off"
+        before = live.audit()
+        live.submit(token_ids=[1, 2, 3], sampling=SHORT, source="api", **ME)
+        assert live.audit() == before, "requests of the API would push the changes of settings off the list"

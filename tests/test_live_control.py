@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from live_cases import ME, SHORT, live_engine, ready
 
@@ -10,6 +15,8 @@ from core.commands import Command, CommandQueue, CommandResult, Outcome, Pending
 from core.control import LOCAL, AuditEntry, AuditLog, Lease, LiveLimits
 from core.errors import ConfigError, ControlRefused
 from core.live_defaults import config_from_environment, load_from_environment
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def lease_and_clock(**options):
@@ -172,3 +179,31 @@ def test_viewers_read_everything():
         assert live.history() is not None
         assert live.audit()
         assert live.lease().holder == "ann"
+
+
+ENDING = """
+import os, signal, sys, threading, time
+from core.ending import end_first
+
+def leave_at_once(number, frame):  # a server that goes without its own clean-up
+    os._exit(7)
+
+def close():
+    if sys.argv[1] == "stuck":
+        time.sleep(60)
+    print("closed", flush=True)
+
+signal.signal(signal.SIGTERM, signal.SIG_DFL if sys.argv[1] == "default" else leave_at_once)
+end_first(close, limit_s=0.5)
+print("up", flush=True)
+time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize(("how", "status", "said"), [("served", 7, "closed"), ("default", -15, "closed"), ("stuck", 7, "")])
+def test_what_must_end_first_ends_before_the_server_acts_on_sigterm(how, status, said):
+    with subprocess.Popen([sys.executable, "-c", ENDING, how], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read().strip() == said
+        assert process.wait(20) == status

@@ -13,13 +13,14 @@ from streamlit.testing.v1 import AppTest
 from core.charts import before_after, shares
 from core.charts import story as story_figure
 from core.config import SchedulerConfig
+from core.control import AuditEntry
 from core.decision_words import decision_words
 from core.errors import ConfigError
 from core.outputs import BoundBy, PassedOver, Preemption
 from core.request import StoryEvent
 from core.snapshot import TenantView
 from core.story import Story
-from pages.parts import engine_access
+from pages.parts import audit, engine_access
 from pages.parts.policies import tenants_of
 from tests.fake_live import FakeLive
 from tests.fake_snapshots import busy_run
@@ -52,6 +53,22 @@ def live() -> Iterator[FakeLive]:
     engine_access.install(fake)
     yield fake
     engine_access.install(None)
+
+
+def test_the_audit_list_says_who_changed_what_from_what_to_what(live: FakeLive, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = engine_access.wall_clock.now()
+    entries = (
+        AuditEntry(now_s - 2.0, "abcdef", "configure", "scheduler: max_num_seqs 32 to 64"),
+        AuditEntry(now_s - 60.0, "123456", "step", "1", "refused", "this session only watches <b>"),
+    )
+    rows = audit.audit_rows(entries, now_s, "abcdef")
+    assert rows[0][1:] == ("this session", "changed settings", "accepted", "scheduler: max_num_seqs 32 to 64")
+    assert rows[1][1:] == ("session 1234", "one step", "refused", "1 · this session only watches <b>")
+    monkeypatch.setattr(live, "audit", lambda: entries)
+    test = AppTest.from_file(str(ROOT / "pages" / "scheduler.py"), default_timeout=30).run()
+    (shown,) = [h.body for h in test.get("html") if "max_num_seqs 32 to 64" in h.body]
+    assert "&lt;b&gt;" in shown
+    assert "123456" not in shown, "an id that is shown whole could be used"
 
 
 @pytest.mark.parametrize("page", ["scheduler.py", "failure_modes.py", "story.py"])

@@ -11,9 +11,10 @@ from streamlit.testing.v1 import AppTest
 from core.charts import batch_timeline, gantt, seats, style
 from core.config import BatchPolicy, SchedulerConfig
 from core.control import LOCAL
+from core.load_spec import LoadSpec
 from core.outputs import BoundBy
 from core.streams import StreamPiece
-from pages.parts import answers, element, engine_access, frame, request_sets, status_bar, tiles
+from pages.parts import answers, element, engine_access, frame, policies, request_sets, settings, status_bar, tiles
 from tests.fake_live import FakeLive
 from tests.fake_snapshots import FakeRun, busy_run, heavy_run, idle_snapshot, starting_snapshot
 
@@ -82,12 +83,36 @@ def test_a_knob_takes_effect_and_a_bad_value_is_refused_in_the_words_of_the_core
     assert any("max\\_num\\_seqs is 0; give a whole number from 1" in e.value for e in at.error)
 
 
+def test_a_widget_that_is_gone_sets_nothing_again_or_back(live, monkeypatch):
+    """A browser may report a widget once more that was drawn before somebody changed the value, or before the start."""
+    config = live.latest().config.scheduler
+    was = config.max_num_seqs
+    for drawn, reported, in_force in ((was, was, was), (was + 1, was + 9, was), (was + 1, was + 1, was)):
+        assert in_force == live.latest().config.scheduler.max_num_seqs
+        monkeypatch.setattr(settings.st, "session_state", {"knob": reported})
+        settings._change("scheduler", "max_num_seqs", "knob", drawn)
+    live.load = None
+    monkeypatch.setattr(settings.st, "session_state", {"on": False, "users": 5, "off": True, "speed": "2 steps/s", "length": 99})
+    settings._toggle_load("on", False)  # drawn while nothing ran
+    settings._change("load", "users", "users", 64)  # there is no load any more
+    live.load = LoadSpec()
+    settings._toggle_load("on", False)
+    settings._toggle_load("off", True)
+    settings._set_speed("speed", "2 steps/s")
+    settings._set_length("prompt_tokens", "length", 99)
+    policies._change("queue_policy", "no such key", "fcfs")
+    assert live.commands == []
+    monkeypatch.setattr(settings.st, "session_state", {"knob": was + 2, "on": False})
+    settings._change("scheduler", "max_num_seqs", "knob", was)
+    settings._toggle_load("on", True)
+    assert [name for name, _ in live.commands] == ["set_scheduler", "set_load"]
+
+
 def test_only_the_controller_can_turn_knobs(live, monkeypatch):
     live.control.acquire("somebody else", label="the lecturer")
     at = AppTest.from_file(str(ROOT / "pages" / "main.py"), default_timeout=60).run()
     assert knob(at, "max_num_seqs").disabled
     assert any("the lecturer has control" in c.value for c in at.caption)
-    monkeypatch.setattr(engine_access, "session_id", lambda: "me")
     assert "the lecturer has control" in engine_access.engine().set_scheduler(max_num_seqs=3).message
     assert live.run.scheduler.max_num_seqs != 3
 
@@ -120,7 +145,6 @@ def test_the_controls_of_the_bar_reach_the_engine(live, command, monkeypatch):
 
 
 def test_an_unknown_command_and_a_viewer_are_refused(live, monkeypatch):
-    monkeypatch.setattr(engine_access, "session_id", lambda: "me")
     assert not status_bar.run_command("close").ok
     live.control.acquire("other", label="another person")
     answer = status_bar.run_command("pause")

@@ -98,6 +98,15 @@ def test_dots_are_bounded_and_idle_steps_are_not_drawn() -> None:
     assert one["age"].tolist() == [0.0]
 
 
+def test_the_steps_of_a_request_are_lit() -> None:
+    records = [decode_record(k, 4, 100, start_s=0.1 * k) for k in range(20)]
+    assert not roofline.dot_frame(records, roofline.FORWARD)["lit"].any()
+    life = records[5].start_s, records[9].start_s
+    lit = roofline.dot_frame(records, roofline.FORWARD, life)
+    assert lit["step"][lit["lit"]].tolist() == [5, 6, 7, 8, 9]
+    assert roofline.modelled_dots(records, DEVICE_PRESETS[0], life)["lit"].sum() == 5
+
+
 def test_on_another_device_a_step_costs_what_its_ceilings_say() -> None:
     device = DEVICE_PRESETS[0]
     records = [decode_record(1, 1, 64), decode_record(2, 48, 700)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import median
 
 import numpy as np
@@ -80,11 +81,15 @@ def host_time(history: Sequence[StepRecord], basis: str) -> float:
     return median(ran) if ran and basis == WHOLE else 0.0
 
 
-def dot_frame(history: Sequence[StepRecord], basis: str) -> pd.DataFrame:
+def dot_frame(history: Sequence[StepRecord], basis: str, within_s: tuple[float, float] | None = None) -> pd.DataFrame:
     """One row a step that computed something; `age` is 0 for the newest and 1 for the oldest of the last `DOTS`.
 
-    Columns step, intensity (FLOP/B), flops_per_s, prefill_tokens, decode_tokens, ms, age.
+    Columns step, intensity (FLOP/B), flops_per_s, prefill_tokens, decode_tokens, ms, age, lit.
+
+    Args:
+        within_s: (from, to) in engine time; steps that began within are lit.
     """
+    begin_s, end_s = within_s or (math.inf, -math.inf)
     ran = [r for r in history[-DOTS:] if r.flops and time_of(r, basis) > 0]
     times = [time_of(r, basis) for r in ran]
     return pd.DataFrame(
@@ -96,18 +101,19 @@ def dot_frame(history: Sequence[StepRecord], basis: str) -> pd.DataFrame:
             "decode_tokens": [r.decode_tokens for r in ran],
             "ms": [1e3 * t for t in times],
             "age": np.linspace(1.0, 0.0, len(ran)) if len(ran) > 1 else [0.0] * len(ran),
+            "lit": [begin_s <= r.start_s <= end_s for r in ran],
         }
     )
 
 
-def modelled_dots(history: Sequence[StepRecord], device: DeviceSpec) -> pd.DataFrame:
+def modelled_dots(history: Sequence[StepRecord], device: DeviceSpec, within_s: tuple[float, float] | None = None) -> pd.DataFrame:
     """The same steps as they would be on another device: predicted seconds = max(FLOPs / peak, bytes / bandwidth)."""
     moved = [
         replace(r, forward_s=max(r.flops / device.peak_flops, r.moved_bytes / device.memory_bandwidth))
         for r in history[-DOTS:]
         if r.flops
     ]
-    return dot_frame(moved, FORWARD)
+    return dot_frame(moved, FORWARD, within_s)
 
 
 def batches_up_to(most: int) -> list[int]:
@@ -145,15 +151,25 @@ def ceiling_frames(under: Ceilings, intensities: Sequence[float]) -> tuple[pd.Da
     Args:
         intensities: FLOP/B that the picture must show; the lines reach half a decade beyond.
     """
-    device = under.device
-    named = [("DRAM" if under.kind == "measured" else "memory", device.memory_bandwidth)]
-    if device.cache_bandwidth:
-        named.append(("cache", device.cache_bandwidth))
-    ridges = [(name, device.peak_flops / bandwidth) for name, bandwidth in named]
+    ridges = [under.device.peak_flops / bandwidth for _, bandwidth in _slopes(under)]
     seen = [x for x in intensities if x > 0] or [1.0]
-    low = _half_decade(0.7 * min(*seen, *(x for _, x in ridges)), up=False)
-    high = _half_decade(2.5 * max(*seen, *(x for _, x in ridges)), up=True)
-    peak = device.peak_flops
+    low = _half_decade(0.7 * min(*seen, *ridges), up=False)
+    high = _half_decade(2.5 * max(*seen, *ridges), up=True)
+    return _ceiling_frames(under, low, high)
+
+
+def _slopes(under: Ceilings) -> list[tuple[str, float]]:
+    """(name, B/s), the lowest first."""
+    device = under.device
+    lowest = ("DRAM" if under.kind == "measured" else "memory", device.memory_bandwidth)
+    return [lowest, ("cache", device.cache_bandwidth)] if device.cache_bandwidth else [lowest]
+
+
+@lru_cache(maxsize=16)
+def _ceiling_frames(under: Ceilings, low: float, high: float) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """`ceiling_frames` between two intensities; the same objects again while nothing moves."""
+    named, peak = _slopes(under), under.device.peak_flops
+    ridges = [(name, peak / bandwidth) for name, bandwidth in named]
     origin = "" if under.kind == "measured" else f", {under.kind}"
     rows: list[tuple[str, float, float, str, str]] = []
     for k, (name, bandwidth) in enumerate(named):
@@ -168,7 +184,7 @@ def ceiling_frames(under: Ceilings, intensities: Sequence[float]) -> tuple[pd.Da
     rows.append(("compute", high, peak, f"compute {formats.rate(peak, 'FLOP')}{origin}", "above"))
     lines = pd.DataFrame(rows, columns=["name", "intensity", "flops_per_s", "label", "side"])
     lines["kind"] = under.kind
-    marks = [(name, x, device.peak_flops, f"ridge ({name}) {formats.figures(x)}") for name, x in ridges]
+    marks = [(name, x, peak, f"ridge ({name}) {formats.figures(x)}") for name, x in ridges]
     return lines, pd.DataFrame(marks, columns=["name", "intensity", "flops_per_s", "label"])
 
 

@@ -33,8 +33,8 @@ _NAME_PLACES: dict[str, Spec] = {
 def _xy() -> dict[str, Any]:
     quiet = {"condition": {"test": _DECADE, "value": 1}, "value": 0.4}
     grid = {"grid": True, "domain": False, "ticks": False, "tickCount": 6, "gridOpacity": quiet}
-    x = {"field": "intensity", "type": "quantitative", "scale": {"type": "log", "nice": False, "zero": False}}
-    y = {"field": "flops_per_s", "type": "quantitative", "scale": {"type": "log", "nice": False, "zero": False}}
+    x = {"field": "intensity", "type": "quantitative", "scale": {"type": "log", "nice": False}}
+    y = {"field": "flops_per_s", "type": "quantitative", "scale": {"type": "log", "nice": False}}
     return {
         "x": {**x, "axis": {"title": "arithmetic intensity, FLOP/B", "format": "~g", **grid}},
         "y": {**y, "axis": {"title": "FLOP/s", "format": "~s", **grid}},
@@ -114,7 +114,7 @@ def _dot_layers(theme: style.Theme) -> list[Spec]:
         "type": "nominal",
         "title": None,
         "scale": {"domain": list(MIXES), "range": ["circle", "diamond", "square"]},
-        "legend": {"orient": "bottom", "symbolFillColor": theme.muted, "symbolStrokeWidth": 0, "offset": 0},
+        "legend": {"orient": "bottom", "symbolFillColor": theme.muted, "symbolStrokeWidth": 0, "offset": 8},
     }
     fade = {"field": "age", "type": "quantitative", "scale": {"domain": [0, 1], "range": [0.95, 0.1]}, "legend": None}
     tip = [
@@ -142,6 +142,7 @@ def _dot_layers(theme: style.Theme) -> list[Spec]:
             "values": [0, 1],
             "orient": "bottom",
             "direction": "horizontal",
+            "offset": 8,
         },
     }
     return [
@@ -175,6 +176,12 @@ def _dot_layers(theme: style.Theme) -> list[Spec]:
             "transform": [{"filter": "datum.label != ''"}],
             "mark": {"type": "text", "align": "right", "dx": -6, "dy": -6, "color": theme.text, "fontSize": 10, "clip": True},
             "encoding": {"text": {"field": "label", "type": "nominal"}},
+        },
+        {
+            "data": {"name": "dots"},
+            "transform": [*_MIX, {"filter": "datum.lit"}],
+            "mark": {"type": "point", "filled": False, "size": 90, "strokeWidth": 1.3, "color": style.SHARED, "clip": True},
+            "encoding": {"tooltip": tip},
         },
         {
             "data": {"name": "dots"},

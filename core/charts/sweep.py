@@ -51,7 +51,7 @@ def plane_frame(
 @lru_cache(maxsize=8)
 def plane_spec(theme: style.Theme, x_title: str, y_title: str) -> Spec:
     """Log-log scatter of the points; front as a line with rings, the best as a star with its settings."""
-    log = {"type": "log", "nice": False, "zero": False, "padding": 18}
+    log = {"type": "log", "nice": False, "padding": 18}
     x = {
         "field": "x",
         "type": "quantitative",

@@ -120,8 +120,9 @@ def tiles(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> tuple[Tile
             "full_batch",
             "Full-batch share",
             formats.percent(k.full_batch_share),
-            f"mean batch {formats.figures(k.mean_batch)}",
-            "Of the steps in which requests waited: how many ran the largest batch that memory and seats allow.",
+            f"of KV; mean batch {formats.figures(k.mean_batch)}",
+            "Of the steps in which requests waited: how many ran the largest batch that KV memory allows. At 0 % something else"
+            " bounds the batch: seats, the token budget or a quota.",
             _line(history, _full_share),
             0.0,
             1.0,

@@ -187,7 +187,7 @@ def residual_frame(residuals: Sequence[Residual]) -> pd.DataFrame:
 @lru_cache(maxsize=4)
 def residual_spec(theme: style.Theme) -> Spec:
     """Predicted against measured step time on logarithmic axes; the diagonal is a perfect prediction."""
-    log = {"type": "log", "nice": False, "zero": False}
+    log = {"type": "log", "nice": False}
     x = {"field": "measured_ms", "type": "quantitative", "scale": log, "axis": {"title": "measured, ms", "tickCount": 5}}
     y = {"field": "predicted_ms", "type": "quantitative", "scale": log, "axis": {"title": "predicted, ms", "tickCount": 5}}
     kinds = ["decode", "mixed", "prefill"]

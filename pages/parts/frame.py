@@ -143,6 +143,30 @@ def numbered(items: Sequence[tuple[str, str]]) -> None:
     st.html(f'<ol class="bs-numbered">{rows}</ol>')
 
 
+def strip(items: Sequence[tuple[str, str]]) -> None:
+    """Numbered stations side by side: a title and a line each."""
+    cells = "".join(f"<li><b>{html.escape(head)}</b><span>{html.escape(line)}</span></li>" for head, line in items)
+    st.html(f'<ol class="bs-strip">{cells}</ol>')
+
+
+def plain_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Sequence[int] = (), quiet: Sequence[int] = ()
+) -> None:
+    """A table of words that wraps in its last column and scrolls below 24 rem.
+
+    Args:
+        numeric: columns whose cells stand at the right.
+        quiet: rows that matter less.
+    """
+
+    def cells(tag: str, values: Sequence[str]) -> str:
+        kinds = ['class="n"' if k in numeric else "" for k in range(len(values))]
+        return "".join(f"<{tag} {kind}>{html.escape(v)}</{tag}>" for kind, v in zip(kinds, values, strict=True))
+
+    body = "".join(f'<tr class="{"quiet" if k in quiet else ""}">{cells("td", row)}</tr>' for k, row in enumerate(rows))
+    st.html(f'<div class="bs-table"><table><thead><tr>{cells("th", head)}</tr></thead><tbody>{body}</tbody></table></div>')
+
+
 def points(head: str, lines: Sequence[str]) -> None:
     """A heading with short statements under it."""
     rows = "".join(f"<li>{html.escape(line)}</li>" for line in lines)

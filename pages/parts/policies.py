@@ -17,6 +17,7 @@ from core.policies import Policy, catalogue
 from core.snapshot import EngineSnapshot
 from pages.parts import frame
 from pages.parts.engine_access import Access, Answer, engine
+from pages.parts.settings import is_asked
 
 LABELS = {
     "queue_policy": "Queue order",
@@ -32,8 +33,11 @@ _ANSWER = "policies_answer"
 COLUMNS = ("tenant", "weight", "seats", "blocks", "tokens/s")
 
 
-def _change(knob: str, key: str) -> None:
+def _change(knob: str, key: str, drawn: str) -> None:
     access = engine()
+    config = access.latest().config
+    if not is_asked(key, drawn, str(getattr(config.cache if knob in _CACHE_KNOBS else config.scheduler, knob))):
+        return
     value = str(st.session_state[key])
     change = access.set_cache if knob in _CACHE_KNOBS else access.set_scheduler
     extra: dict[str, Any] = {}
@@ -57,7 +61,7 @@ def _pick(knob: str, choices: tuple[Policy, ...], now: str, locked: bool) -> Non
         format_func=lambda v: by_value[v].label,
         key=key,
         on_change=_change,
-        args=(knob, key),
+        args=(knob, key, now),
         disabled=locked,
     )
     st.caption(frame.plain(by_value[now].explain))

@@ -75,9 +75,22 @@ def _control(access: Access, locked: bool) -> None:
         st.error(frame.plain(answer.message), icon=":material/block:")
 
 
-def _change(target: str, name: str, key: str) -> None:
-    value: Any = st.session_state[key]
+def is_asked(key: str, drawn: Any, now: Any) -> bool:
+    """True if a person asks for another value than the one in force when the widget was drawn, and that still is in force.
+
+    Keys of these widgets hold the value in force, so they come and go. A browser may report one that is gone once more,
+    with the refresh that was under way; Streamlit takes that for a change. It is none: nothing may be set again or back.
+    """
+    return bool(st.session_state.get(key, drawn) != drawn and now == drawn)
+
+
+def _change(target: str, name: str, key: str, drawn: Any) -> None:
     access = engine()
+    config = access.latest().config
+    holder = {"scheduler": config.scheduler, "cache": config.cache, "load": access.load}[target]
+    if not is_asked(key, drawn, getattr(holder, name, None)):
+        return
+    value: Any = st.session_state[key]
     commands = {"scheduler": access.set_scheduler, "cache": access.set_cache, "load": access.set_load}
     _note(target, commands[target](**{name: value}))
 
@@ -95,7 +108,7 @@ def _widget(knob: Knob, value: Any, locked: bool) -> None:
         "disabled": locked,
         "key": key,
         "on_change": _change,
-        "args": (knob.target, knob.name, key),
+        "args": (knob.target, knob.name, key, value),
     }
     if knob.choices is not None:
         options = [str(choice) for choice in knob.choices]
@@ -110,42 +123,55 @@ def _widget(knob: Knob, value: Any, locked: bool) -> None:
 
 def _load(access: Access, locked: bool) -> None:
     spec = access.load
-    st.toggle("Generate requests", value=spec is not None, key=f"load_on_{spec is not None}", on_change=_toggle_load,
-              args=(f"load_on_{spec is not None}",), disabled=locked, help="Off: only prompts that people type.")  # fmt: skip
+    on = spec is not None
+    st.toggle("Generate requests", value=on, key=f"load_on_{on}", on_change=_toggle_load, args=(f"load_on_{on}", on),
+              disabled=locked, help="Off: only prompts that people type.")  # fmt: skip
     if spec is not None:
         st.caption(frame.plain(spec.label))
         _knobs([k for k in LOAD if not k.only_for or spec.process in k.only_for], spec, locked)
         _length("prompt_tokens", "Prompt tokens (median)", spec, locked)
         _length("output_tokens", "Output tokens (median)", spec, locked)
     labels = list(SPEEDS)
-    now = next((label for label, speed in SPEEDS.items() if speed == access.steps_per_s), labels[0])
-    st.selectbox("Speed", labels, index=labels.index(now), key=f"speed_{now}", on_change=_set_speed, args=(f"speed_{now}",),
+    now = _speed_label(access)
+    st.selectbox("Speed", labels, index=labels.index(now), key=f"speed_{now}", on_change=_set_speed, args=(f"speed_{now}", now),
                  disabled=locked, help="Slow the engine down to follow single steps by eye.")  # fmt: skip
     _last_answer("load")
 
 
-def _toggle_load(key: str) -> None:
-    _note("load", engine().set_load(on=bool(st.session_state[key])))
+def _toggle_load(key: str, drawn: bool) -> None:
+    if is_asked(key, drawn, engine().load is not None):
+        _note("load", engine().set_load(on=not drawn))
 
 
-def _set_speed(key: str) -> None:
-    _note("load", engine().set_speed(SPEEDS[st.session_state[key]]))
+def _speed_label(access: Access) -> str:
+    return next((label for label, speed in SPEEDS.items() if speed == access.steps_per_s), next(iter(SPEEDS)))
+
+
+def _set_speed(key: str, drawn: str) -> None:
+    if is_asked(key, drawn, _speed_label(engine())):
+        _note("load", engine().set_speed(SPEEDS[st.session_state[key]]))
+
+
+def _middle(lengths: LengthSpec) -> int:
+    return round(lengths.median) if lengths.kind is LengthKind.LOGNORMAL else (lengths.low + lengths.high) // 2
 
 
 def _length(name: str, label: str, spec: LoadSpec, locked: bool) -> None:
     """The middle of a length distribution; its shape and bounds stay, widened where the middle leaves them."""
     lengths: LengthSpec = getattr(spec, name)
-    middle = round(lengths.median) if lengths.kind is LengthKind.LOGNORMAL else (lengths.low + lengths.high) // 2
+    middle = _middle(lengths)
     key = f"length_{name}_{middle}"
     help_text = f"Now: {lengths.label}. Lognormal, as lengths of real traffic are."
     st.number_input(
-        label, value=middle, step=16, key=key, on_change=_set_length, args=(name, key), disabled=locked, help=help_text
+        label, value=middle, step=16, key=key, on_change=_set_length, args=(name, key, middle), disabled=locked, help=help_text
     )
 
 
-def _set_length(name: str, key: str) -> None:
+def _set_length(name: str, key: str, drawn: int) -> None:
     spec = engine().load or LoadSpec()
     old: LengthSpec = getattr(spec, name)
+    if not is_asked(key, drawn, _middle(old)):
+        return
     middle = int(st.session_state[key])
     sigma = old.sigma if old.kind is LengthKind.LOGNORMAL else 0.6
     try:
