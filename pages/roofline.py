@@ -122,7 +122,7 @@ def _hero(view: View) -> None:
     )
     data = roofline.roofline_data(dots, view.points, view.under)
     _draw(
-        roofline_spec.roofline_spec(frame.theme(), HERO_HEIGHT),
+        roofline_spec.roofline_spec(frame.theme(), HERO_HEIGHT, 8),
         data,
         key="roofline",
         alt="Log-log roofline: steps as dots at FLOP/B and FLOP/s under bandwidth and compute ceilings, with the predicted curve",

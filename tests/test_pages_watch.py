@@ -113,6 +113,7 @@ def test_only_the_controller_can_turn_knobs(live, monkeypatch):
     at = AppTest.from_file(str(ROOT / "pages" / "main.py"), default_timeout=60).run()
     assert knob(at, "max_num_seqs").disabled
     assert any("the lecturer has control" in c.value for c in at.caption)
+    monkeypatch.setattr(engine_access, "session_id", lambda: "me")
     assert "the lecturer has control" in engine_access.engine().set_scheduler(max_num_seqs=3).message
     assert live.run.scheduler.max_num_seqs != 3
 
@@ -145,6 +146,7 @@ def test_the_controls_of_the_bar_reach_the_engine(live, command, monkeypatch):
 
 
 def test_an_unknown_command_and_a_viewer_are_refused(live, monkeypatch):
+    monkeypatch.setattr(engine_access, "session_id", lambda: "me")
     assert not status_bar.run_command("close").ok
     live.control.acquire("other", label="another person")
     answer = status_bar.run_command("pause")

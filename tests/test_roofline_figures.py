@@ -99,8 +99,8 @@ def test_dots_are_bounded_and_idle_steps_are_not_drawn() -> None:
 
 
 def test_the_steps_of_a_request_are_lit() -> None:
-    records = [decode_record(k, 4, 100, start_s=0.1 * k) for k in range(20)]
-    assert not roofline.dot_frame(records, roofline.FORWARD)["lit"].any()
+    records = [replace(decode_record(k, 4, 100), start_s=0.1 * k) for k in range(20)]
+    assert "lit" not in roofline.dot_frame(records, roofline.FORWARD)
     life = records[5].start_s, records[9].start_s
     lit = roofline.dot_frame(records, roofline.FORWARD, life)
     assert lit["step"][lit["lit"]].tolist() == [5, 6, 7, 8, 9]

@@ -84,15 +84,14 @@ def host_time(history: Sequence[StepRecord], basis: str) -> float:
 def dot_frame(history: Sequence[StepRecord], basis: str, within_s: tuple[float, float] | None = None) -> pd.DataFrame:
     """One row a step that computed something; `age` is 0 for the newest and 1 for the oldest of the last `DOTS`.
 
-    Columns step, intensity (FLOP/B), flops_per_s, prefill_tokens, decode_tokens, ms, age, lit.
+    Columns step, intensity (FLOP/B), flops_per_s, prefill_tokens, decode_tokens, ms, age, and lit where `within_s` is given.
 
     Args:
         within_s: (from, to) in engine time; steps that began within are lit.
     """
-    begin_s, end_s = within_s or (math.inf, -math.inf)
     ran = [r for r in history[-DOTS:] if r.flops and time_of(r, basis) > 0]
     times = [time_of(r, basis) for r in ran]
-    return pd.DataFrame(
+    frame = pd.DataFrame(
         {
             "step": [r.step for r in ran],
             "intensity": [r.intensity for r in ran],
@@ -101,9 +100,11 @@ def dot_frame(history: Sequence[StepRecord], basis: str, within_s: tuple[float, 
             "decode_tokens": [r.decode_tokens for r in ran],
             "ms": [1e3 * t for t in times],
             "age": np.linspace(1.0, 0.0, len(ran)) if len(ran) > 1 else [0.0] * len(ran),
-            "lit": [begin_s <= r.start_s <= end_s for r in ran],
         }
     )
+    if within_s is not None:
+        frame["lit"] = [within_s[0] <= r.start_s <= within_s[1] for r in ran]
+    return frame
 
 
 def modelled_dots(history: Sequence[StepRecord], device: DeviceSpec, within_s: tuple[float, float] | None = None) -> pd.DataFrame:

@@ -108,13 +108,13 @@ def _ceiling_layers(theme: style.Theme) -> list[Spec]:
     ]
 
 
-def _dot_layers(theme: style.Theme) -> list[Spec]:
+def _dot_layers(theme: style.Theme, legend_gap: int) -> list[Spec]:
     shape = {
         "field": "mix",
         "type": "nominal",
         "title": None,
         "scale": {"domain": list(MIXES), "range": ["circle", "diamond", "square"]},
-        "legend": {"orient": "bottom", "symbolFillColor": theme.muted, "symbolStrokeWidth": 0, "offset": 8},
+        "legend": {"orient": "bottom", "symbolFillColor": theme.muted, "symbolStrokeWidth": 0, "offset": legend_gap},
     }
     fade = {"field": "age", "type": "quantitative", "scale": {"domain": [0, 1], "range": [0.95, 0.1]}, "legend": None}
     tip = [
@@ -142,7 +142,7 @@ def _dot_layers(theme: style.Theme) -> list[Spec]:
             "values": [0, 1],
             "orient": "bottom",
             "direction": "horizontal",
-            "offset": 8,
+            **({"offset": legend_gap} if legend_gap else {}),
         },
     }
     return [
@@ -193,12 +193,16 @@ def _dot_layers(theme: style.Theme) -> list[Spec]:
 
 
 @lru_cache(maxsize=4)
-def roofline_spec(theme: style.Theme, height: int = 430) -> Spec:
-    """The picture for one theme; draw it with `roofline_data` as its named data sets."""
+def roofline_spec(theme: style.Theme, height: int = 430, legend_gap: int = 0) -> Spec:
+    """The picture for one theme; draw it with `roofline_data` as its named data sets.
+
+    Args:
+        legend_gap: room between the axis title and the legend under it, px.
+    """
     return {
         **base(theme, height),
         "padding": {"left": 4, "right": 22, "top": 4, "bottom": 4},
         "encoding": _xy(),
-        "layer": [*_ceiling_layers(theme), *_dot_layers(theme)],
+        "layer": [*_ceiling_layers(theme), *_dot_layers(theme, legend_gap)],
         "usermeta": {"embedOptions": {"renderer": "canvas"}},
     }
