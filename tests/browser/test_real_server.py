@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
@@ -151,6 +155,37 @@ def workers_of(dashboard: Dashboard) -> list[int]:
     """Processes of the model; simulations and reports have processes of their own."""
     children = [int(c) for t in Path(f"/proc/{dashboard.process.pid}/task").glob("*/children") for c in t.read_text().split()]
     return [pid for pid in children if b"worker_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_back_while_somebody_watches_and_no_request_is_lost(visitor: Page, dashboard: Dashboard) -> None:
+    wait_for_tokens(visitor)
+    (worker,) = workers_of(dashboard)
+    body = {"prompt": "one two three", "max_tokens": 48, "ignore_eos": True, "temperature": 0}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(httpx.post, f"{dashboard.url}/v1/completions", json=body, timeout=120)
+        before = step_number(visitor)
+        until_step(visitor, before + 3)
+        os.kill(worker, signal.SIGKILL)
+        killed_s, at = time.monotonic(), step_number(visitor)
+        until_step(visitor, at + 3)
+        back_s = time.monotonic() - killed_s
+        found = answer.result().json()
+    crowding = max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0)
+    print(f"steps go on {back_s:.1f} s after the worker was killed")
+    assert back_s < 10 * crowding
+    assert "usage" in found, found
+    assert found["usage"]["completion_tokens"] == 48, "a request that was running is answered whole"
+    assert found["choices"][0]["finish_reason"] == "length"
+    (another,) = workers_of(dashboard)
+    assert another != worker
+
+
+def until_step(page: Page, step: int, limit_s: float = 90.0) -> None:
+    end_s = time.monotonic() + limit_s
+    while step_number(page) < step:
+        assert time.monotonic() < end_s, f"step {step} was not seen within {limit_s:.0f} s; {status_bar(page)}"
+        page.wait_for_timeout(100)
 
 
 def test_the_log_is_clean(dashboard: Dashboard) -> None:
