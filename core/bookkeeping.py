@@ -22,14 +22,15 @@ from core.slots import by_slots
 from core.snapshot import RequestView, Totals
 from core.snapshot_rows import ended_row, hue_of
 from core.story import StoryArchive, story_of
-from core.telemetry import Telemetry
+from core.telemetry import Telemetry, WorkSums
 
 SHOWN_ENDED = 50
 SHOWN_PREEMPTIONS = 50
 MESSAGE_STEPS = 500
 _totals = by_slots(Totals)
-_WORK = ("flops", "read_bytes", "write_bytes")
+_WORK = ("flops", "read_bytes", "write_bytes", "graph_captures", "graph_replays", "graph_misses")  # the last fields of Totals
 _counts: Callable[[Totals], tuple[int, ...]] = attrgetter(*[f.name for f in fields(Totals) if f.name not in _WORK])
+_work: Callable[[WorkSums], tuple[float, ...]] = attrgetter(*_WORK)
 
 
 class Books:
@@ -140,9 +141,8 @@ class Books:
     def totals(self) -> Totals:
         """Counts since the start or the last reset."""
         now, base = self._all_counts(), self._base
-        work = self._telemetry.work
         counts: list[int] = [n - b for n, b in zip(_counts(now), _counts(base), strict=True)]
-        return _totals(*counts, work.flops, work.read_bytes, work.write_bytes)
+        return _totals(*counts, *_work(self._telemetry.work))
 
     def _all_counts(self) -> Totals:
         counts = self._scheduler.totals(self.worker_restarts)

@@ -23,6 +23,7 @@ class ExecutorInfo:
         kv_bytes_per_token: bytes of keys and values of one token over all layers, from the real tensors.
         fallback: "" or why a synthetic model stands in for the one asked for.
         kernels: names of the code paths in use, e.g. "numba paged attention".
+        graphs: "" or which steps are launched as CUDA graphs, in words; how often that happens is counted in `Totals`.
     """
 
     spec: ModelSpec
@@ -37,6 +38,7 @@ class ExecutorInfo:
     num_threads: int = 0
     fallback: str = ""
     kernels: str = ""
+    graphs: str = ""
     kind: str = "measured"  # "measured", "predicted" or "replayed"
 
 

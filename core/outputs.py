@@ -157,7 +157,8 @@ class ModelRunnerOutput:
     Attributes:
         sampled: (request id, token id) for each row with samples=True, in row order.
         logprobs: as `sampled`, for the requests that asked for them.
-        graph: "" or how the step was launched ("eager", "graph hit 32", "graph miss").
+        graph: "" where there are no graphs, or how the step was launched: "eager" (a step that has no captured shape),
+            "graph hit 32" (replayed), "graph miss 32" (ran by operations and was captured for the next one), "graph miss".
     """
 
     step: int

@@ -54,7 +54,7 @@ class StepRecord:
     bound_by: str
     full_batch: bool
     kind: str = "measured"
-    graph: str = ""
+    graph: str = ""  # how it was launched, see ModelRunnerOutput
     late_joins: int = 0  # requests that joined after the shape of the step was decided
     refaulted_tokens: int = 0  # tokens computed again whose block was in the prefix cache and was overwritten
 

@@ -174,6 +174,9 @@ class Totals:
     flops: float = 0.0  # estimated by the cost model from the exact steps, as are the bytes
     read_bytes: float = 0.0  # weights and KV
     write_bytes: float = 0.0  # KV
+    graph_captures: int = 0  # decode shapes captured as CUDA graphs
+    graph_replays: int = 0  # steps that were launched as one graph
+    graph_misses: int = 0  # decode-only steps without a graph to replay, captures included
 
 
 @dataclass(frozen=True, slots=True)

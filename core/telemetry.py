@@ -149,17 +149,25 @@ class RateWindow:
 
 @dataclass(slots=True)
 class WorkSums:
-    """FLOPs and bytes of all steps since the start or the last reset."""
+    """FLOPs, bytes and graph launches of all steps since the start or the last reset."""
 
     flops: float = 0.0
     read_bytes: float = 0.0
     write_bytes: float = 0.0
+    graph_captures: int = 0
+    graph_replays: int = 0
+    graph_misses: int = 0
 
     def add(self, record: StepRecord) -> None:
         """Take a step in."""
         self.flops += record.flops
         self.read_bytes += record.weight_bytes + record.kv_read_bytes
         self.write_bytes += record.kv_write_bytes
+        if record.graph.startswith("graph hit"):
+            self.graph_replays += 1
+        elif record.graph.startswith("graph miss"):
+            self.graph_misses += 1
+            self.graph_captures += record.graph != "graph miss"
 
 
 class Telemetry:

@@ -21,7 +21,7 @@ from core.devices import DEVICE_PRESETS
 from core.executor import ExecutorInfo
 from core.records import StepRecord
 from core.roofline import CurvePoint, intensity_ceiling, marginal_cost_s, ridge_batch
-from core.snapshot import EngineSnapshot, RequestView
+from core.snapshot import EngineSnapshot, RequestView, Totals
 from pages.parts import frame, ticker
 from pages.parts.facts import facts
 from pages.parts.request_sets import CHOSEN, chosen_request, find
@@ -160,6 +160,15 @@ def _bound(view: View) -> tuple[str, str]:
     return name, f"{formats.figures(record.intensity)} FLOP/B, {formats.figures(share)} × the ridge"
 
 
+def _graphs(totals: Totals) -> tuple[tuple[str, str, str], ...]:
+    """How decode-only steps were launched; nothing where no step ever asked for a captured shape."""
+    asked = totals.graph_replays + totals.graph_misses
+    if not asked:
+        return ()
+    note = f"{formats.count(totals.graph_captures)} shapes captured, {formats.count(totals.graph_misses)} misses"
+    return (("Graph replays", formats.percent(totals.graph_replays / asked), note),)
+
+
 def _facts(view: View) -> None:
     kpis, ridge = view.snapshot.kpis, view.under.device.ridge_point
     reach = ridge_batch(view.model, view.under.device, view.context)
@@ -182,6 +191,7 @@ def _facts(view: View) -> None:
             ),
             ("Decode ceiling", f"{formats.figures(limit)} FLOP/B", f"at {formats.count(view.context)} tokens of context"),
             ("Host cost", formats.percent(kpis.host_share), f"{formats.seconds(kpis.host_us * 1e-6)} a step"),
+            *_graphs(view.snapshot.totals),
         )
     )
 

@@ -125,6 +125,7 @@ def machine_section(bundle: RunBundle) -> Section:
         ("system", str(e.get("system", ""))),
         ("device of the run", info.device),
         ("kernels", info.kernels or formats.NONE),
+        *((("graphs", info.graphs),) if info.graphs else ()),
         ("weights read in a step", formats.decimal_bytes(info.weight_bytes_read)),
         ("KV bytes of a token", formats.decimal_bytes(info.kv_bytes_per_token)),
         ("Python", str(e.get("python", ""))),

@@ -74,5 +74,11 @@ def create_runner(
     max_model_len = min(config.max_model_len or source.spec.max_model_len, source.spec.max_model_len)
     weights = source.weights(dtype, device, max_model_len, progress)
     prefer = backend or ("plain" if config.clock == "step" and config.weight_dtype == "same" else "auto")
-    chosen = pick_backend(source.spec, dtype, device, config.weight_dtype, prefer)
+    if device.type == "cuda" and prefer == "auto" and config.weight_dtype == "same":
+        from core.runtime.gpu.backend import create_backend
+
+        progress("preparing the device's kernels", 0.0)
+        chosen: Backend = create_backend(source.spec, weights, config.scheduler.max_num_seqs)
+    else:
+        chosen = pick_backend(source.spec, dtype, device, config.weight_dtype, prefer)
     return ModelRunner(source.spec, weights, chosen, config.cache, clock=clock, label=source.label, fallback=source.fallback)

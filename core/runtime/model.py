@@ -47,16 +47,27 @@ class DecoderModel:
         if logits is not None:
             return logits
         backend.begin_step(batch)
-        layers = self.weights.layers
-        residual = backend.embed(batch)
-        hidden = backend.rms_norm(residual, layers[0].input_norm)
-        for index, layer in enumerate(layers):
-            query = backend.rope_and_write_kv(backend.linear(hidden, layer.qkv), index, batch)
-            attended = backend.linear(backend.paged_attention(query, index, batch), layer.o)
-            hidden, residual = backend.add_rms_norm(attended, residual, layer.post_norm)
-            mlp = backend.linear(backend.silu_mul(backend.linear(hidden, layer.gate_up)), layer.down)
-            if index + 1 < len(layers):
-                hidden, residual = backend.add_rms_norm(mlp, residual, layers[index + 1].input_norm)
-        wanted = torch.from_numpy(batch.logits_indices).to(residual.device)
-        final, _ = backend.add_rms_norm(mlp[wanted], residual[wanted], self.weights.final_norm)
-        return backend.linear(final, self.weights.head)
+        wanted = torch.from_numpy(batch.logits_indices).to(self.weights.embedding.device)
+        return run_layers(self.weights, backend, batch, wanted)
+
+
+def run_layers(weights: ModelWeights, backend: Backend, batch: StepBatch, wanted: torch.Tensor | None) -> torch.Tensor:
+    """The loop over the layers, operation by operation; `begin_step` has been called.
+
+    Args:
+        wanted: [num_logits] int64 on the model's device, the tokens whose logits are computed; None computes all.
+    """
+    layers = weights.layers
+    residual = backend.embed(batch)
+    hidden = backend.rms_norm(residual, layers[0].input_norm)
+    for index, layer in enumerate(layers):
+        query = backend.rope_and_write_kv(backend.linear(hidden, layer.qkv), index, batch)
+        attended = backend.linear(backend.paged_attention(query, index, batch), layer.o)
+        hidden, residual = backend.add_rms_norm(attended, residual, layer.post_norm)
+        mlp = backend.linear(backend.silu_mul(backend.linear(hidden, layer.gate_up)), layer.down)
+        if index + 1 < len(layers):
+            hidden, residual = backend.add_rms_norm(mlp, residual, layers[index + 1].input_norm)
+    if wanted is not None:
+        mlp, residual = mlp[wanted], residual[wanted]
+    final, _ = backend.add_rms_norm(mlp, residual, weights.final_norm)
+    return backend.linear(final, weights.head)

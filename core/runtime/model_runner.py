@@ -86,7 +86,13 @@ class ModelRunner:
             num_threads=self._num_threads if self._device.type == "cpu" else 0,
             fallback=self._fallback,
             kernels=self._model.backend.name,
+            graphs=str(getattr(self._model.backend, "graph_label", "")),
         )
+
+    @property
+    def backend(self) -> Backend:
+        """Who computes; for tests and measurements."""
+        return self._model.backend
 
     @property
     def cache(self) -> KVCache:
@@ -114,7 +120,8 @@ class ModelRunner:
         sampled, logprobs = self._sample(logits, planned)
         done = self._clock.now()
         timing = StepTiming(prepared - began, forwarded - prepared, done - forwarded)
-        return ModelRunnerOutput(scheduler_output.step, sampled, timing, logprobs)
+        launch = str(getattr(self._model.backend, "launch", ""))
+        return ModelRunnerOutput(scheduler_output.step, sampled, timing, logprobs, launch)
 
     def measure_ceilings(self) -> RooflineCeilings:
         """Peak and bandwidths of the device that this runner uses, measured now; see `core.runtime.probe`."""
@@ -129,6 +136,8 @@ class ModelRunner:
         spec = self._spec
         self._host = None
         self._cache = KVCache(torch.empty(0), torch.empty(0))
+        if self._device.type == "cuda":
+            self._model.bind_cache(self._cache)  # nobody holds the old pool while the new one is allocated
 
         def tensors(blocks: int, device: torch.device) -> KVCache:
             shape = (spec.num_layers, blocks, spec.num_kv_heads, block_size, spec.head_dim)

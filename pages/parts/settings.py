@@ -185,7 +185,8 @@ def _set_length(name: str, key: str, drawn: int) -> None:
 def _model(snapshot: EngineSnapshot, locked: bool) -> None:
     config, info = snapshot.config, snapshot.info
     if info is not None:
-        st.caption(frame.plain(f"{info.model_label}, {info.dtype}, {info.device}. {info.kernels}"))
+        paths = ", ".join(part for part in (info.kernels, info.graphs) if part)
+        st.caption(frame.plain(f"{info.model_label}, {info.dtype}, {info.device}. {paths}"))
     with st.form("model_form", border=False):
         known = list(dict.fromkeys([config.model, *MODELS]))
         model = st.selectbox("Model", known, accept_new_options=True, disabled=locked,

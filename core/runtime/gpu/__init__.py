@@ -1,0 +1,1 @@
+"""The forward pass on a CUDA device: Triton kernels over the block table, decode steps as CUDA graphs."""
