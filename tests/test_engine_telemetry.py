@@ -245,3 +245,13 @@ def test_kept_requests_are_bounded_by_count_and_by_gaps() -> None:
     assert len(kept) <= 2048
     assert sum(len(r.itl_s) for r in kept) <= 200_000
     assert len(telemetry.recent_requests()) == 200
+
+
+def test_launches_are_counted_by_their_words() -> None:
+    telemetry = Telemetry()
+    for step, graph in enumerate(("", "eager", "graph miss 4", "graph hit 4", "graph hit 4", "graph miss")):
+        telemetry.on_step(step_record(step, graph=graph), 0)
+    work = telemetry.work
+    assert (work.graph_captures, work.graph_replays, work.graph_misses) == (1, 2, 2)
+    telemetry.clear()
+    assert telemetry.work.graph_replays == 0

@@ -13,13 +13,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: the CPU build of PyTorch brings none")
-os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"  # read when the kernels are imported
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("without a device the kernels run in Triton's interpreter: TRITON_INTERPRET=1", allow_module_level=True)
+
+import triton.language as tl
 
 from core.model_spec import TINY, ModelSpec
 from core.runtime.backend import KVCache, ModelWeights, StepBatch
@@ -47,6 +51,22 @@ SPECS = {
 ERROR = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 LENGTHS = {0: (1, 5), 1: (1, 260), 2: (9, 9), 3: (70, 131), 4: (1, 64), 5: (1, 1), 6: (30, 30)}
 """Row: (query tokens of this step, tokens in the cache with them)."""
+
+
+@pytest.fixture(autouse=True)
+def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter keeps bfloat16 as its bits and would multiply those; widen them, as a tensor core does."""
+    if HAS_DEVICE:
+        return
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    dot = InterpreterBuilder.create_dot
+
+    def widened(self: InterpreterBuilder, a: Any, b: Any, *rest: Any) -> Any:
+        a, b = (self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
+        return dot(self, a, b, *rest)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", widened)
 
 
 def caches(spec: ModelSpec, dtype: torch.dtype, block_size: int, blocks: int) -> KVCache:

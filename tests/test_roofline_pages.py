@@ -128,3 +128,11 @@ def test_a_chosen_request_that_has_ended_stays_chosen(live: FakeLive) -> None:
     app = opened("kv_blocks", request=over)
     assert not app.exception
     assert app.selectbox(key="request").value == over
+
+
+def test_launches_are_shown_where_steps_have_captured_shapes(live: FakeLive) -> None:
+    assert "Graph replays" not in words(opened("roofline"))
+    live.picture = replace(live.picture, totals=replace(live.picture.totals, graph_replays=93, graph_misses=7, graph_captures=5))
+    text = words(opened("roofline"))
+    assert "Graph replays" in text
+    assert "5 shapes captured, 7 misses" in text

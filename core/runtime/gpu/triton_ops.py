@@ -16,6 +16,8 @@ PARTS = 16
 LEAST_LINES = 16
 """Rows that a tensor core's product needs at least."""
 TILE_LINES = 64
+FLOAT32_LINES = 32
+"""float32 keeps to the exact units instead of tensor cores: larger tiles spill kilobytes of registers (seen in sm_90 code)."""
 GATE_TILE = 1024
 WIDE_HEAD = 128
 
@@ -35,10 +37,11 @@ class TritonOps:
         self._spec, self._weights = spec, weights
         self._cache: KVCache
         group = spec.num_heads // spec.num_kv_heads
-        self._lines = max(TILE_LINES, _power_of_two(group))
+        exact = weights.embedding.element_size() > 2
+        self._lines = max(FLOAT32_LINES if exact else TILE_LINES, _power_of_two(group))
         self.queries_a_tile = self._lines // group
-        element = weights.embedding.element_size()
-        self._tile = 32 if spec.head_dim > WIDE_HEAD or element > 2 else 64
+        self._tile = (16 if exact else 32) if spec.head_dim > (WIDE_HEAD // 2 if exact else WIDE_HEAD) else (32 if exact else 64)
+        self._stages = 1 if exact else 2
         self._scale = math.log2(math.e) / math.sqrt(spec.head_dim)
         self._heads = {"GROUP": group, "KV_HEADS": spec.num_kv_heads, "HEAD": spec.head_dim,
                        "HEAD_PAD": max(_power_of_two(spec.head_dim), LEAST_LINES)}  # fmt: skip
@@ -63,7 +66,7 @@ class TritonOps:
             triton_attention.prefill_tiles[tiles, spec.num_kv_heads](
                 query, key, value, inputs.tables, inputs.meta, inputs.tile_rows, inputs.tile_starts, inputs.query_start,
                 inputs.positions, inputs.context_lens, out, self._scale,
-                **self._heads, **common, LINES=self._lines, RECTANGLE=rectangle, num_warps=4, num_stages=2,
+                **self._heads, **common, LINES=self._lines, RECTANGLE=rectangle, num_warps=4, num_stages=self._stages,
             )  # fmt: skip
         if decode_rows:
             partial = torch.empty((decode_rows, spec.num_heads, PARTS, spec.head_dim), dtype=torch.float32, device=query.device)
@@ -72,7 +75,7 @@ class TritonOps:
             triton_attention.decode_parts[decode_rows, spec.num_kv_heads, PARTS](
                 query, key, value, inputs.tables, inputs.meta, rows, starts, contexts, partial, sums, self._scale,
                 **self._heads, **common, GROUP_PAD=max(_power_of_two(self._heads["GROUP"]), LEAST_LINES), PARTS=PARTS,
-                num_warps=4, num_stages=2,
+                num_warps=4, num_stages=self._stages,
             )  # fmt: skip
             triton_attention.decode_join[decode_rows, spec.num_heads](
                 partial, sums, rows, starts, contexts, out,
