@@ -18,7 +18,7 @@ class CudaCapturer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: tuple[int, int] = torch.cuda.graph_pool_handle()
+        self._pool = torch.cuda.graph_pool_handle()
         self.held_bytes = 0
 
     def capture(self, run: Callable[[], None]) -> Graph:
