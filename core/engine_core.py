@@ -1,7 +1,8 @@
 """The loop: one step is decide, run, note. No thread, no input or output, no clock but the one it was given.
 
     commands (between steps) -> schedule(now) -> execute_model(decision) -> update_from_output -> record, events
-                                  scheduler        executor                   scheduler
+                                  scheduler    |   executor                   scheduler
+                                               +-- between launches: prepare_model -> submissions -> late_join
 
 The core owns neither the decision (Scheduler) nor the forward pass (Executor); it carries plain values from one to
 the other and keeps the books. It belongs to one thread. `core.engine.Engine` is its face for callers.
@@ -9,16 +10,17 @@ the other and keeps the books. It belongs to one thread. `core.engine.Engine` is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from core.bookkeeping import Books
 from core.clock import Clock
-from core.config import CacheConfig, EngineConfig, check_pair
+from core.config import AdmissionMoment, CacheConfig, EngineConfig, check_pair
 from core.cost_model import CostModel
 from core.engine_commands import Cancel, EngineCommand, Recompute, Recover, Reset, SetCache, SetPriority, SetScheduler, Submit
 from core.engine_laws import EngineLaws
 from core.errors import ConfigError, ExecutorError, RequestRefused, WorkerDied
-from core.executor import Executor, ExecutorInfo, RemoteExecutor
+from core.executor import Executor, ExecutorInfo, PreparingExecutor, RemoteExecutor
 from core.intake import request_of
 from core.kv_cache_manager import resets_pool
 from core.output_processor import OutputProcessor, TextCodec
@@ -46,6 +48,8 @@ class EngineCore:
 
     Attributes:
         failed: True after an executor error; `step` then does nothing until `recover` or `reset`.
+        between_launches: under AdmissionMoment.BETWEEN_LAUNCHES called once a step, when its batch is decided and
+            prepared and not launched yet; it may submit, and nothing else.
     """
 
     def __init__(
@@ -67,12 +71,14 @@ class EngineCore:
         self.recorder = recorder
         self.telemetry = Telemetry(self.config.history_steps)
         self.failed = False
+        self.between_launches: Callable[[], None] | None = None
         self.check_laws = self.config.check_invariants if check_laws is None else check_laws
         self._text = OutputProcessor(tokenizer)
         self._books = Books(scheduler, self._text, self.telemetry)
         self._laws = EngineLaws()
         self._last_output: SchedulerOutput | None = None
         self._restarts_in_a_row = 0
+        self._late_s: float | None = None  # between decision and launch: time of the latest submission
         scheduler.text_stop = self._text.text_stop
         scheduler.text_rows = self._text.text_rows
         self._read_info()
@@ -93,9 +99,18 @@ class EngineCore:
         )
 
     def apply(self, command: EngineCommand) -> None:
-        """Carry out a command between two steps; errors as those of the methods above."""
+        """Carry out a command between two steps; errors as those of the methods above.
+
+        Raises:
+            ConfigError: for anything but a submission while a decided step waits to be launched.
+        """
         now = self.clock.now()
         step = self.scheduler.step
+        late = self._late_s is not None
+        if late:
+            if not isinstance(command, Submit):
+                raise ConfigError(f"{type(command).__name__} must wait for the step boundary: a decided step is being launched")
+            self._late_s = now
         match command:
             case Submit():
                 self._submit(command, now)
@@ -115,8 +130,8 @@ class EngineCore:
             case Recompute():
                 self._books.write(self.scheduler.forget_kv(now))
         if self.recorder is not None:
-            self.recorder.on_command(step, now, command)
-        if self.check_laws:
+            self.recorder.on_command(step, now, command, late=late)
+        if self.check_laws and not late:  # a decision without its late joins is half a decision; the step checks it
             self.check_invariants()
 
     def _submit(self, command: Submit, now: float) -> None:
@@ -190,9 +205,14 @@ class EngineCore:
         cached, queried = counted.cached_tokens, counted.queried_tokens
         refaults = scheduler.kv.pool.num_refaults
         start_s = clock.now()
-        output = scheduler.schedule(start_s)
+        between = scheduler.config.admission_moment is AdmissionMoment.BETWEEN_LAUNCHES
+        output = scheduler.schedule(start_s, hold_late=between)
         decided_s = clock.now()
         try:
+            if between:
+                output, error = self._read_late(output, start_s)
+                if error is not None:
+                    raise error
             result = self.executor.execute_model(output)
             clock.on_step_end()
             answered_s = clock.now()
@@ -227,6 +247,22 @@ class EngineCore:
             self._laws.on_step(output, events, budget_tokens=config.max_num_batched_tokens, max_num_seqs=config.max_num_seqs)
             self.check_invariants()
         return self._books.hand_over()
+
+    def _read_late(self, output: SchedulerOutput, start_s: float) -> tuple[SchedulerOutput, ExecutorError | None]:
+        """Have the decided shape prepared, take late submissions, decide again; the decision, and how preparing failed."""
+        error: ExecutorError | None = None
+        if output.request_ids and isinstance(self.executor, PreparingExecutor):
+            try:
+                self.executor.prepare_model(output)
+            except ExecutorError as failure:
+                error = failure  # the decision is amended all the same, so that a replay finds the same one
+        self._late_s = start_s
+        try:
+            if self.between_launches is not None:
+                self.between_launches()
+            return self.scheduler.late_join(self._late_s) or output, error
+        finally:
+            self._late_s = None
 
     def _note(self, output: SchedulerOutput, result: ModelRunnerOutput, times: StepTimes, counts: StepCounts) -> None:
         record = build_step_record(

@@ -66,6 +66,7 @@ class EngineRun:
         self.complete = False
         self._users: dict[str, int] = {}
         self._tokens = 0
+        engine.between_launches = self._submit_due
 
     def run(self, on_step: Callable[[Progress], None] | None = None) -> None:
         """Run to the end, a limit, or until `should_stop` says so; closes the engine."""
@@ -98,8 +99,7 @@ class EngineRun:
     def _advance(self) -> bool:
         """Submit what is due and run a step, or let time pass; False at the end."""
         engine = self.engine
-        for arrival in self._load.due(engine.clock.now(), MAX_SUBMISSIONS_A_STEP):
-            self._submit(arrival)
+        self._submit_due()
         if not engine.has_work():
             due_s = self._load.next_time_s
             if due_s is None:
@@ -119,6 +119,10 @@ class EngineRun:
         elif engine.scheduler.has_work():
             self._wait_for_wakeup()
         return True
+
+    def _submit_due(self) -> None:
+        for arrival in self._load.due(self.engine.clock.now(), MAX_SUBMISSIONS_A_STEP):
+            self._submit(arrival)
 
     def _wait_until(self, due_s: float) -> None:
         clock = self.engine.clock

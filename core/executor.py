@@ -67,6 +67,19 @@ class Executor(Protocol):
 
 
 @runtime_checkable
+class PreparingExecutor(Protocol):
+    """What an executor offers that can build a batch before it is told to launch it."""
+
+    def prepare_model(self, scheduler_output: SchedulerOutput) -> None:
+        """Take over a decision and build its batch.
+
+        `execute_model` of the same step then launches it if rows and tokens are still those, else prepares what has
+        changed and reports the time of the void batch as `StepTiming.discarded_s`. Errors as `execute_model`.
+        """
+        ...
+
+
+@runtime_checkable
 class RemoteExecutor(Protocol):
     """What an executor in another process offers to whoever runs the loop, beside `Executor`."""
 

@@ -51,6 +51,7 @@ class EngineHost:
         broken: why there is no engine, or why it must not step any more.
         listeners: called in the engine's thread with the events of each step; they must only take notes.
         down: why the executor runs no step until it is revived.
+        late_commands: carries out the submissions that wait, while a decided step waits to be launched.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class EngineHost:
         self.broken = ""
         self.down = ""
         self.remote: RemoteExecutor | None = None
+        self.late_commands: Callable[[], None] = lambda: None
         self._factory = factory
         self._stop = stop
         self._load = load
@@ -128,6 +130,7 @@ class EngineHost:
         self.remote = engine.executor if isinstance(engine.executor, RemoteExecutor) else None
         self._measure_ceilings(engine)
         self._engine = engine
+        engine.between_launches = self._take_late
         self.board.attach(engine)
         # What is loaded now stays: no later collection has to walk over it.
         gc.collect()
@@ -202,6 +205,11 @@ class EngineHost:
             listener(events)
         self.publish(force=self.paused)
         return engine.records.last is not before or not engine.has_work()
+
+    def _take_late(self) -> None:
+        """A decided step waits to be launched: what is due by now arrives, and what was submitted by now is queued."""
+        self.driver.feed(self.engine.clock.now())
+        self.late_commands()
 
     def single_step(self) -> bool:
         """While paused: what is due arrives, then one step runs; False if there was nothing to do."""

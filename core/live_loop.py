@@ -25,6 +25,7 @@ EMPTY_STEP_WAIT_S = 0.002
 LOADING_TICK_S = 0.1
 MAX_COMMANDS_A_STEP = 64
 STOPPED = "the engine has stopped"
+SUBMIT = "submit"
 
 
 class EngineLoop:
@@ -38,6 +39,9 @@ class EngineLoop:
         self._wall = WallClock()
         self._next_step_s = 0.0
         self._is_shown = False  # the latest step of a speed-limited run is in a picture
+        self._held: list[Command] = []  # taken from the queue while a step was launched, to be carried out after it
+        self._answers: list[tuple[Command, CommandResult]] = []  # of submissions that were carried out meanwhile
+        host.late_commands = self._submit_late
 
     def run(self) -> None:
         """Live until `stop` is set; ends with the executor closed and the last picture saying so."""
@@ -58,6 +62,8 @@ class EngineLoop:
             raise
         finally:
             self._commands.close(failure or STOPPED)
+            for command, result in self._answers + [(c, CommandResult(Outcome.REFUSED, STOPPED)) for c in self._held]:
+                command.pending.resolve(result)
             host.close_engine(failure or STOPPED)
             host.broken, host.down = failure, ""
             host.publish("failed" if failure else "stopped", force=True)
@@ -75,9 +81,10 @@ class EngineLoop:
 
     def _drain(self) -> None:
         """Carry out what waits, show it, and only then answer: who was told sees it in the next picture."""
-        answers: list[tuple[Command, CommandResult]] = []
+        answers, self._answers = self._answers, []
+        held, self._held = self._held, []
         try:
-            for command in self._commands.drain(MAX_COMMANDS_A_STEP):
+            for command in held + self._commands.drain(MAX_COMMANDS_A_STEP):
                 answers.append((command, CommandResult(Outcome.REFUSED, STOPPED)))
                 answers[-1] = (command, self._execute(command))
             if any(command.is_shown for command, _ in answers):
@@ -86,6 +93,16 @@ class EngineLoop:
             for command, result in answers:
                 command.pending.resolve(result)
                 self.host.board.audit_result(command, result, self._wall.now())
+
+    def _submit_late(self) -> None:
+        """While a decided step waits to be launched: carry out the submissions at the head of the queue.
+
+        What comes after another kind of command keeps its place and waits for the step boundary, as do the answers.
+        """
+        self._held += self._commands.drain(MAX_COMMANDS_A_STEP - len(self._held))
+        while self._held and self._held[0].name == SUBMIT:
+            command = self._held.pop(0)
+            self._answers.append((command, self._execute(command)))
 
     def _execute(self, command: Command) -> CommandResult:
         try:

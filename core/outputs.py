@@ -141,13 +141,15 @@ class TopLogprobs:
 class StepTiming:
     """Seconds that the executor spent, measured or predicted.
 
-    `transfer_s` is the time on the pipe of a worker process (0 in process).
+    `transfer_s` is the time on the pipe of a worker process (0 in process); `discarded_s` went into preparing a batch
+    that was void before it could be launched, because requests joined after its shape was decided.
     """
 
     prepare_s: float = 0.0
     forward_s: float = 0.0
     sample_s: float = 0.0
     transfer_s: float = 0.0
+    discarded_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

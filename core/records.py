@@ -57,6 +57,8 @@ class StepRecord:
     graph: str = ""  # how it was launched, see ModelRunnerOutput
     late_joins: int = 0  # requests that joined after the shape of the step was decided
     refaulted_tokens: int = 0  # tokens computed again whose block was in the prefix cache and was overwritten
+    decided_rows: int = 0  # rows of the shape that was decided before late joins; 0 where nothing may join late
+    discarded_s: float = 0.0  # time spent on preparing a batch that late joins made void
 
     @property
     def moved_bytes(self) -> float:

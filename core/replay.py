@@ -151,6 +151,8 @@ class Replay:
             scheduler, self.executor, self.clock, config=header.config, tokenizer=tokenizer, check_laws=check_laws
         )
         self.engine.stored = stored or {}
+        self.engine.between_launches = self._submit_late
+        self._late: list[CommandEntry] = []
         self._at = 0
 
     def use(self, executor: ReplayExecutor) -> None:
@@ -167,13 +169,23 @@ class Replay:
             entry = self.record.entries[self._at]
             self._at += 1
             if isinstance(entry, CommandEntry):
+                if entry.late:
+                    self._late.append(entry)
+                    continue
                 self.clock.advance_to(entry.time_s)
                 self.engine.apply(entry.command)
                 continue
             self.clock.advance_to(entry.start_s)
             self.engine.step()
+            self._late = []
             return True
         return False
+
+    def _submit_late(self) -> None:
+        """Give the submissions again that came between the decision of this step and its launch."""
+        for entry in self._late:
+            self.clock.advance_to(entry.time_s)
+            self.engine.apply(entry.command)
 
     def fork(self) -> Replay:
         """A second replay at the same place; both go on independently. What never changes is shared."""

@@ -48,11 +48,16 @@ class RunHeader:
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """A command that was carried out before step `step`."""
+    """A command that was carried out after the decision of step `step`.
+
+    Attributes:
+        late: the step had not been launched yet, so the request of this submission could still join it.
+    """
 
     step: int
     time_s: float
     command: EngineCommand
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +104,9 @@ class RunRecord:
         yield canonical_json({"kind": "header", "truncated": self.truncated, **to_plain(self.header)})
         for entry in self.entries:
             match entry:
-                case CommandEntry(step, time_s, command):
+                case CommandEntry(step, time_s, command, late):
                     line: dict[str, Any] = {"kind": "command", "step": step, "time_s": time_s}
+                    line |= {"late": True} if late else {}
                     line |= {"name": type(command).__name__, "command": to_plain(command)}
                 case StepEntry():
                     line = {"kind": "step", **to_plain(entry)}
@@ -143,7 +149,7 @@ class RunRecord:
 def _read_entry(kind: str, value: dict[str, Any]) -> Entry:
     if kind == "command":
         command: EngineCommand = from_plain(_COMMANDS[value["name"]], value["command"])
-        return CommandEntry(value["step"], float(value["time_s"]), command)
+        return CommandEntry(value["step"], float(value["time_s"]), command, bool(value.get("late", False)))
     entry: Entry = from_plain(_ENTRIES[kind], value)
     return entry
 
@@ -165,10 +171,10 @@ class RunRecorder:
         """Forget what was kept and begin; called by the engine."""
         self._header, self._entries, self._steps, self.truncated = header, [], 0, False
 
-    def on_command(self, step: int, time_s: float, command: EngineCommand) -> None:
+    def on_command(self, step: int, time_s: float, command: EngineCommand, *, late: bool = False) -> None:
         """Keep a command that was carried out."""
         if not self.truncated:
-            self._entries.append(CommandEntry(step, time_s, command))
+            self._entries.append(CommandEntry(step, time_s, command, late))
 
     def on_step(self, start_s: float, answered_s: float, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         """Keep a finished step."""

@@ -189,8 +189,12 @@ class Scheduler(SchedulerReadout):
 
     # -- a step ------------------------------------------------------------------------------------------
 
-    def schedule(self, now: float) -> SchedulerOutput:
+    def schedule(self, now: float, *, hold_late: bool = False) -> SchedulerOutput:
         """Decide the next step.
+
+        Args:
+            hold_late: under AdmissionMoment.BETWEEN_LAUNCHES leave the requests that arrived since the latest decision
+                to `late_join`, which must follow, so that the caller can prepare the shape decided without them.
 
         Raises:
             InvariantError: if the previous decision was neither booked nor dropped.
@@ -208,7 +212,7 @@ class Scheduler(SchedulerReadout):
         else:
             between = state.config.admission_moment is AdmissionMoment.BETWEEN_LAUNCHES
             self._decide(plan, known_only=between)
-            if between:
+            if between and not hold_late:
                 self._join_late(plan)
         return self._launch(plan)
 
@@ -218,17 +222,16 @@ class Scheduler(SchedulerReadout):
         For AdmissionMoment.BETWEEN_LAUNCHES: an engine may read its command queue once more between `schedule`
         and `execute_model`. Returns the amended decision, which replaces the first; None if nothing changed.
         """
-        plan = self._plan
+        plan, flight = self._plan, self._flight
         state = self._state
-        if plan is None or self._flight is None or state.batch_rule.fixed:
+        if plan is None or flight is None or state.batch_rule.fixed:
             return None
         if state.config.admission_moment is not AdmissionMoment.BETWEEN_LAUNCHES:
             return None
         plan.reopen(now)
-        before = len(plan.late_joins)
         self._join_late(plan)
         output = self._launch(plan)
-        return output if len(plan.late_joins) > before else None
+        return output if output != flight.output else None
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, runner_output: ModelRunnerOutput, now: float

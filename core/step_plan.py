@@ -246,6 +246,10 @@ class StepPlan:
         for at in reversed(range(len(self.entries))):
             if self.entries[at].status is not RequestStatus.RUNNING:
                 self._delete_entry(at)
+        live = self.state.requests
+        self.new_requests = [new for new in self.new_requests if new.request_id in live]
+        self.admitted = [request_id for request_id in self.admitted if request_id in live]
+        self.resumed = [request_id for request_id in self.resumed if request_id in live]
 
     def clear_entries(self) -> None:
         """Take all entries out again: a fixed batch gives its rows their tokens by columns."""

@@ -109,4 +109,6 @@ def build_step_record(
         result.graph,
         len(output.late_joins),
         counts.refaulted_tokens,
+        output.decided_rows,
+        timing.discarded_s,
     )

@@ -1,6 +1,6 @@
 """Scheduler: the decision of the last step in words, the policies behind it, and each tenant's share.
 
-hero: decision in words | tenants' shares      preemptions      policy pickers      weights and quotas      who changed what
+decision in words | tenants' shares      figures      late joins and shapes      preemptions      policies, tenants, audit
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ import pandas as pd
 import streamlit as st
 
 from core.charts import formats, shares
+from core.config import AdmissionMoment
 from core.decision_words import decision_words
+from core.launch_shapes import shape_changes, shape_figures
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot
 from pages.parts import audit, frame, policies, ticker
 from pages.parts.facts import facts, moment
+
+SHOWN_CHANGES = 50
 
 
 def _shares(snapshot: EngineSnapshot) -> None:
@@ -55,6 +59,44 @@ def _figures(snapshot: EngineSnapshot) -> None:
     )
 
 
+def _shapes(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
+    """Under the experiment: which shapes late joins made void."""
+    between = snapshot.config.scheduler.admission_moment is AdmissionMoment.BETWEEN_LAUNCHES
+    figures = shape_figures(history)
+    if not between and not figures.joined:
+        return
+    frame.figure_head(
+        "Was the step launched in the shape in which it was decided?",
+        f"{frame.kind_of(snapshot)} · {frame.span_of(history)}",
+        how="A request that joins between two launches voids the batch prepared for the decided rows; a captured graph is void"
+        " where the next captured size (1, 2, 4, 8, then every 8 rows) differs as well.",
+    )
+    facts(
+        (
+            ("Joined late", formats.percent(figures.joined / figures.steps if figures.steps else None), "of the steps shown"),
+            ("Void shapes", formats.count(figures.void), "decided for at least one row"),
+            ("Captured size changed", formats.count(figures.resized), "of the void shapes"),
+            ("Prepared in vain", formats.seconds(figures.discarded_s), "in the steps shown"),
+        )
+    )
+    changes = shape_changes(history)[-SHOWN_CHANGES:][::-1]
+    if not changes:
+        frame.empty("No request joined late in the steps shown.", key="shapes", height=150)
+        return
+    rows = [
+        {
+            "step": c.step,
+            "joined": c.joined,
+            "decided rows": c.decided_rows,
+            "launched rows": c.launched_rows,
+            "captured size": f"{c.decided_size} to {c.launched_size}" if c.decided_size != c.launched_size else f"{c.launched_size}",
+            "prepared in vain (ms)": round(c.discarded_s * 1e3, 3),
+        }
+        for c in changes
+    ]
+    st.dataframe(pd.DataFrame(rows), hide_index=True, height=220, key="shape_table")
+
+
 def _preemptions(snapshot: EngineSnapshot) -> None:
     frame.figure_head(
         "Who lost blocks for whom?", "newest first", how="Each line is one preemption: what it freed and what it will cost."
@@ -87,6 +129,7 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     with right:
         _shares(snapshot)
     _figures(snapshot)
+    _shapes(snapshot, history)
     _preemptions(snapshot)
 
 

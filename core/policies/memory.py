@@ -172,7 +172,7 @@ ADMISSION_MOMENTS: dict[AdmissionMoment, Choice] = {
     AdmissionMoment.BETWEEN_LAUNCHES: Choice(
         AdmissionMoment.BETWEEN_LAUNCHES,
         "Between launches (experiment)",
-        "A request that arrived since the last decision joins the batch after its shape was decided, so a graph captured"
-        " for that shape no longer fits.",
+        "The batch is decided and prepared first, and requests that have arrived since join it before the launch, so what"
+        " was prepared (or captured as a graph) for the decided shape is void.",
     ),
 }

@@ -22,6 +22,7 @@ from core.outputs import ModelRunnerOutput, SchedulerOutput, StepTiming, TopLogp
 from core.runtime.backend import Backend, KVCache, ModelWeights
 from core.runtime.input_batch import InputBatch, PlannedStep
 from core.runtime.model import DecoderModel
+from core.runtime.prepared_step import PreparedStep, added_by, has_same_batch
 from core.runtime.probe import measure_ceilings
 from core.runtime.sampler import Sampler, SamplingBatch, likeliest
 from core.runtime.weights import weight_bytes
@@ -64,6 +65,7 @@ class ModelRunner:
         self._model = DecoderModel(spec, weights, backend)
         self._sampler = Sampler(spec.eos_token_ids)
         self._closed = False
+        self._prepared: PreparedStep | None = None
         self._cache: KVCache
         self._host: KVCache | None = None
         self._batch: InputBatch
@@ -108,20 +110,46 @@ class ModelRunner:
         if self._closed:
             raise ExecutorError("the model runner is closed; create a new one")
         began = self._clock.now()
-        self._update_state(scheduler_output)
-        self._move_blocks(scheduler_output)
-        if not scheduler_output.request_ids:
-            return ModelRunnerOutput(scheduler_output.step, timing=StepTiming(prepare_s=self._clock.now() - began))
-        planned = self._batch.plan(scheduler_output)
-        self._model.prepare(planned.batch)
+        ahead, self._prepared = self._prepared, None
+        if ahead is not None and ahead.output.step != scheduler_output.step:
+            ahead = None
+        discarded_s = 0.0
+        if ahead is not None and has_same_batch(ahead.output, scheduler_output):
+            planned: PlannedStep | None = ahead.planned
+            began -= ahead.seconds
+        else:
+            discarded_s = ahead.seconds if ahead is not None else 0.0
+            planned = self._plan(scheduler_output, ahead)
         prepared = self._clock.now()
+        if planned is None:
+            timing = StepTiming(prepare_s=prepared - began, discarded_s=discarded_s)
+            return ModelRunnerOutput(scheduler_output.step, timing=timing)
         logits = self._forward(planned)
         forwarded = self._clock.now()
         sampled, logprobs = self._sample(logits, planned)
         done = self._clock.now()
-        timing = StepTiming(prepared - began, forwarded - prepared, done - forwarded)
+        timing = StepTiming(prepared - began, forwarded - prepared, done - forwarded, discarded_s=discarded_s)
         launch = str(getattr(self._model.backend, "launch", ""))
         return ModelRunnerOutput(scheduler_output.step, sampled, timing, logprobs, launch)
+
+    def prepare_model(self, scheduler_output: SchedulerOutput) -> None:
+        """Take over a decision and build its batch; see `PreparingExecutor`."""
+        if self._closed:
+            raise ExecutorError("the model runner is closed; create a new one")
+        began = self._clock.now()
+        planned = self._plan(scheduler_output, None)
+        self._prepared = PreparedStep(scheduler_output, planned, self._clock.now() - began)
+
+    def _plan(self, output: SchedulerOutput, ahead: PreparedStep | None) -> PlannedStep | None:
+        """Take over a decision, or what it adds to the one that was prepared; None if it has no rows."""
+        new = output if ahead is None else added_by(ahead.output, output)
+        self._update_state(new)
+        self._move_blocks(new)
+        if not output.request_ids:
+            return None
+        planned = self._batch.plan(output)
+        self._model.prepare(planned.batch)
+        return planned
 
     def measure_ceilings(self) -> RooflineCeilings:
         """Peak and bandwidths of the device that this runner uses, measured now; see `core.runtime.probe`."""
@@ -135,6 +163,7 @@ class ModelRunner:
         """
         spec = self._spec
         self._host = None
+        self._prepared = None
         self._cache = KVCache(torch.empty(0), torch.empty(0))
         if self._device.type == "cuda":
             self._model.bind_cache(self._cache)  # nobody holds the old pool while the new one is allocated

@@ -159,6 +159,14 @@ class WorkerExecutor:
         timing = replace(output.timing, transfer_s=transfer_s)
         return replace(output, timing=timing)
 
+    def prepare_model(self, scheduler_output: SchedulerOutput) -> None:
+        """Have the worker build a batch ahead of its launch; see `PreparingExecutor`. Errors as `execute_model`."""
+        with self._lock:
+            self._raise_unreported()
+            self._await_ready(may_restart=True)
+            self._raise_unreported()
+            self._exchange(("call", "prepare_model", (scheduler_output,)), f"in step {scheduler_output.step}")
+
     def call(self, name: str, *arguments: Any) -> Any:
         """Call another method of the worker's executor and return its value (it must be picklable).
 
