@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from core.config import AdmissionMoment
 from core.outputs import BoundBy, NewRequestData
+from core.plain_admission import Refusal, admit_plain, memorise, refused_again, short_of_blocks
 from core.request import FinishReason, Request, RequestStatus
-from core.scheduler_state import HeadMemo, SchedulerState
+from core.scheduler_state import SchedulerState
 from core.step_plan import StepPlan
 from core.story_words import broken
 
@@ -40,14 +40,6 @@ class Quote:
     hold: int
     blocks: int
     swapped: bool
-
-
-@dataclass(slots=True)
-class Refusal:
-    """Why a request does not join in this step."""
-
-    bound: BoundBy
-    detail: str
 
 
 def quote(state: SchedulerState, request: Request, budget: int) -> Quote | Refusal:
@@ -76,48 +68,7 @@ def memory_refusal(state: SchedulerState, plan: StepPlan, request: Request, pric
         live = kv.live_by_tenant.get(request.tenant, 0)
         if live + price.blocks > quota:
             return Refusal(BoundBy.QUOTA, f"needs {price.blocks} blocks, tenant {account.name} holds {live} of {quota}")
-    return _short_of_blocks(state, plan, price.blocks)
-
-
-def _short_of_blocks(state: SchedulerState, plan: StepPlan, blocks: int) -> Refusal | None:
-    """Why `blocks` blocks are not there for a newcomer; None if they are."""
-    kv = state.kv
-    available = kv.num_available
-    leave = state.admission_rule.blocks_to_leave(state.config, kv.num_blocks, state.num_running) + plan.reserve_blocks
-    if blocks <= available - leave:
-        return None
-    short = blocks - available + leave
-    kept = f", {leave} kept for running requests" if leave else ""
-    return Refusal(BoundBy.MEMORY, f"needs {blocks} blocks, {available} available{kept}: {short} missing")
-
-
-def _refused_again(state: SchedulerState, plan: StepPlan) -> bool:
-    """True if the head of the queue stands as it was refused before and is still short of blocks."""
-    memo = state.head_memo
-    if memo is None or memo.config is not state.config or memo.kv is not state.kv or plan.budget <= memo.tokens:
-        return False
-    if plan.took_back or plan.stalled or state.num_running >= state.config.max_num_seqs:
-        return False
-    head = state.queue.head()
-    if head is not memo.request:
-        return False
-    if memo.first_key is not None and state.kv.pool.lookup(memo.first_key) is not None:
-        return False
-    refusal = _short_of_blocks(state, plan, memo.blocks)
-    if refusal is None:
-        return False
-    plan.pass_over(head, refusal.bound, refusal.detail)
-    plan.bound, plan.full_batch = refusal.bound, True
-    return True
-
-
-def _memorise(state: SchedulerState, plan: StepPlan, request: Request, price: Quote) -> None:
-    """Keep the price of a head that was refused for memory, where nothing but the head decides."""
-    config = state.config
-    plain = not (state.order.by_tenant or state.order.by_prefix or state.ledger.has_quotas or config.lookahead)
-    whole_queue = config.admission_moment is AdmissionMoment.STEP_BOUNDARY
-    if plain and whole_queue and not price.hits and not price.swapped and price.tokens < plan.budget:
-        state.head_memo = HeadMemo(request, state.kv.first_key(request), price.tokens, price.blocks, config, state.kv)
+    return short_of_blocks(state, plan, price.blocks)
 
 
 def never_resumes(state: SchedulerState, request: Request) -> str:
@@ -183,7 +134,9 @@ def admit_waiting(state: SchedulerState, plan: StepPlan, *, known_only: bool = F
     Args:
         known_only: leave out requests that arrived since the latest decision.
     """
-    if not len(state.queue) or _refused_again(state, plan):
+    if not len(state.queue) or refused_again(state, plan):
+        return
+    if state.is_plain and admit_plain(state, plan):
         return
     blocked = state.ledger.over_quota(plan.now)
     walk = _Walk(state, plan, blocked)
@@ -269,8 +222,8 @@ def _try(state: SchedulerState, plan: StepPlan, request: Request) -> Refusal | N
         plan.full_batch = plan.full_batch or (memory is not None and memory.bound is BoundBy.MEMORY)
         return Refusal(BoundBy.SEATS, f"waits for a seat: {running} of {seats} taken")
     if memory is not None:
-        if isinstance(price, Quote) and memory.bound is BoundBy.MEMORY:
-            _memorise(state, plan, request, price)
+        if isinstance(price, Quote) and memory.bound is BoundBy.MEMORY and not price.hits and not price.swapped:
+            memorise(state, plan, request, price.tokens, price.blocks)
         return memory
     if plan.stalled:
         return Refusal(BoundBy.MEMORY, f"{len(plan.stalled)} running requests wait for blocks, so none joins")

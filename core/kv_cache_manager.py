@@ -114,6 +114,12 @@ class KVCacheManager:
         if self.caches(request) and request.num_prompt_tokens > self.block_size:
             self._chain(request).key(0)
 
+    def chain_of(self, request: Request) -> PrefixChain | None:
+        """Names of the request's blocks; None if it may not read and fill the prefix index."""
+        if not (self.cache.enable_prefix_caching and request.use_prefix_cache):
+            return None
+        return self._chains.get(request.request_id) or self._chain(request)
+
     def first_key(self, request: Request) -> bytes | None:
         """Key of the first block that a look-up would ask for; None if it would ask for none."""
         if not self.caches(request) or request.num_tokens <= self.block_size:
@@ -157,6 +163,20 @@ class KVCacheManager:
         table.num_published = len(hits)
         self.tables[request.request_id] = table
         self._count(request.tenant, before)
+        return table
+
+    def admit_cold(self, request: Request, chain: PrefixChain | None, blocks: int, step: int) -> BlockTable | None:
+        """As `admit` of a request without hits, given its chain (`chain_of`) and the number of its blocks."""
+        request_id, tenant = request.request_id, request.tenant
+        if request_id in self.tables:
+            raise InvariantError(f"request {request_id} already has a block table")
+        new = self.pool.allocate(blocks)
+        if new is None:
+            return None
+        table = self.tables[request_id] = BlockTable(request, chain, self.block_size, step)
+        table.block_ids = new
+        live = self.live_by_tenant
+        live[tenant] = live.get(tenant, 0) + blocks
         return table
 
     def grow(self, table: BlockTable, tokens: int) -> list[int] | None:

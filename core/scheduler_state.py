@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import attrgetter
 
-from core.config import CacheConfig, QueuePolicy, SchedulerConfig
+from core.config import AdmissionMoment, AdmissionPolicy, CacheConfig, QueuePolicy, SchedulerConfig
 from core.decode_rows import DecodeRows
 from core.fixed_rows import FixedBatch
 from core.kv_cache_manager import KVCacheManager
@@ -148,6 +148,12 @@ class SchedulerState:
         self.victim_rule = VICTIM_RULES[config.victim_policy]
         self.may_reclaim = self.order.by_tenant or (config.preemptive_priority and self.order.value is QueuePolicy.PRIORITY)
         self.ledger.configure(config, now)
+        self.is_plain = not (self.order.by_tenant or self.order.by_prefix or self.ledger.has_quotas or config.lookahead) and (
+            self.batch_rule.splits_prompts(config)
+            and not self.batch_rule.fixed
+            and config.admission_policy is AdmissionPolicy.ON_DEMAND
+            and config.admission_moment is AdmissionMoment.STEP_BOUNDARY
+        )
         self.queue = self._new_queue(self.order)
         for request in waiting:
             self.queue.push(request)

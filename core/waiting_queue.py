@@ -1,16 +1,18 @@
-"""The queue of waiting and preempted requests: binary heaps that are read in order without being changed.
+"""The queue of waiting and preempted requests: a line and a heap that are read in order without being changed.
 
-One heap a group (a tenant where tenants matter, else one for all). `ordered` walks the heaps lazily:
+One pair a group (a tenant where tenants matter, else one for all). What comes in order, as arrivals mostly do, stands in
+the line; the rest in a binary heap. `ordered` merges the two, and walks the heap lazily:
 
     frontier = {root};  repeat: take the smallest of the frontier, yield it, add its two children
 
-so the first k requests cost O(k log n), whatever waits behind them. Removal only forgets the entry; stale
-ones are dropped when they reach the top. One walk may be under way at a time.
+so the first k requests cost O(k log n), whatever waits behind them, and the head of an orderly queue O(1). Removal only
+forgets the entry; stale ones are dropped when they reach the front. One walk may be under way at a time.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Container, Iterator
 from itertools import islice
 
@@ -20,6 +22,49 @@ from core.request import Request, RequestStatus
 
 PREFIX_WINDOW = 128  # longest prefix match looks at this many of the oldest requests, as SGLang does
 _Entry = tuple[Key, int, Request]
+
+
+class _Group:
+    """Entries in the order in which they came, smallest first, and those that came out of order."""
+
+    __slots__ = ("heap", "line")
+
+    def __init__(self) -> None:
+        self.line: deque[_Entry] = deque()
+        self.heap: list[_Entry] = []
+
+    def push(self, entry: _Entry) -> None:
+        if not self.line or self.line[-1] <= entry:
+            self.line.append(entry)
+        else:
+            heapq.heappush(self.heap, entry)
+
+    def first(self) -> _Entry | None:
+        """The smallest entry, stale or not."""
+        if not self.heap:
+            return self.line[0] if self.line else None
+        return min(self.heap[0], self.line[0]) if self.line else self.heap[0]
+
+    def drop_first(self) -> None:
+        """Forget the smallest entry."""
+        if self.heap and (not self.line or self.heap[0] < self.line[0]):
+            heapq.heappop(self.heap)
+        else:
+            self.line.popleft()
+
+    def __iter__(self) -> Iterator[_Entry]:
+        """All entries in order, read lazily."""
+        return heapq.merge(self.line, self._heap_in_order()) if self.heap else iter(self.line)
+
+    def _heap_in_order(self) -> Iterator[_Entry]:
+        heap = self.heap
+        frontier = [(heap[0], 0)]
+        while frontier:
+            entry, at = heapq.heappop(frontier)
+            for child in (2 * at + 1, 2 * at + 2):
+                if child < len(heap):
+                    heapq.heappush(frontier, (heap[child], child))
+            yield entry
 
 
 class WaitingQueue:
@@ -46,11 +91,11 @@ class WaitingQueue:
         self._grouped = grouped
         self._virtual_time = virtual_time
         self._match_tokens = match_tokens
-        self._heaps: dict[str, list[_Entry]] = {}
+        self._groups: dict[str, _Group] = {}
         self._entries: dict[str, _Entry] = {}
         self._window: list[Request] = []
         self._num_pushed = 0
-        self._num_held = 0  # entries in the heaps, an upper bound: pops are not counted
+        self._num_held = 0  # entries in the groups, stale ones included
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -68,7 +113,11 @@ class WaitingQueue:
         self._num_held += 1
         entry = (self._order.key(request, self._config), self._num_pushed, request)
         self._entries[request.request_id] = entry
-        heapq.heappush(self._heaps.setdefault(request.tenant if self._grouped else "", []), entry)
+        name = request.tenant if self._grouped else ""
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = _Group()
+        group.push(entry)
 
     def remove(self, request: Request) -> None:
         """Take a request out."""
@@ -80,14 +129,10 @@ class WaitingQueue:
         self.push(request)
 
     def head(self) -> Request | None:
-        """The first request where one heap holds all of them; None if the queue is empty or kept by tenant."""
-        heap, entries = self._heaps.get(""), self._entries
-        while heap:
-            entry = heap[0]
-            if entries.get(entry[2].request_id) is entry:
-                return entry[2]
-            heapq.heappop(heap)
-        return None
+        """The first request where one group holds all of them; None if the queue is empty or kept by tenant."""
+        group = self._groups.get("")
+        entry = self._live_first(group) if group is not None else None
+        return entry[2] if entry is not None else None
 
     def ordered(self, blocked_tenants: Container[str] = ()) -> Iterator[Request]:
         """Yield requests in order; tenants in `blocked_tenants` are skipped, also those added during the walk.
@@ -99,8 +144,8 @@ class WaitingQueue:
         if self._order.by_prefix:
             return self._by_prefix(blocked_tenants)
         if not self._grouped:
-            heap = self._heaps.get("")
-            return self._walk(heap) if heap else iter(())
+            group = self._groups.get("")
+            return self._walk(group) if group is not None else iter(())
         return self._merged(blocked_tenants)
 
     def oldest(self, before_arrival: int) -> list[Request]:
@@ -130,7 +175,7 @@ class WaitingQueue:
     def _merged(self, blocked: Container[str], virtual_time: Callable[[str], float] | None = None) -> Iterator[Request]:
         fair = self._order.by_tenant
         clock = virtual_time or self._virtual_time
-        walks = {name: self._walk(heap) for name, heap in self._heaps.items()}
+        walks = {name: self._walk(group) for name, group in self._groups.items()}
         heads = {name: head for name, walk in walks.items() if (head := next(walk, None)) is not None}
         while True:
             best: str | None = None
@@ -153,7 +198,7 @@ class WaitingQueue:
 
     def _by_prefix(self, blocked: Container[str]) -> Iterator[Request]:
         """By windows of the oldest: overtaken too often first, then preempted, then by cached tokens, then by arrival."""
-        source = self._merged(blocked) if self._grouped else self._walk(self._heaps.get("", []))
+        source = self._merged(blocked) if self._grouped else self._walk(self._groups.get("", _Group()))
         bound = self._config.max_wait_overtakes
 
         def key(request: Request) -> Key:
@@ -170,24 +215,24 @@ class WaitingQueue:
                 if request.tenant not in blocked:
                     yield request
 
-    def _walk(self, heap: list[_Entry]) -> Iterator[Request]:
-        entries, pop = self._entries, heapq.heappop
-        while heap:
-            top = heap[0]
+    def _live_first(self, group: _Group) -> _Entry | None:
+        """The smallest entry of a group that still waits; stale ones before it go."""
+        entries = self._entries
+        while (entry := group.first()) is not None and entries.get(entry[2].request_id) is not entry:
+            group.drop_first()
+            self._num_held -= 1
+        return entry
+
+    def _walk(self, group: _Group) -> Iterator[Request]:
+        entries = self._entries
+        while (top := self._live_first(group)) is not None:
+            yield top[2]
             if entries.get(top[2].request_id) is top:
-                yield top[2]
-                if entries.get(top[2].request_id) is top:
-                    break  # it stays, so what follows is read without changing the heap
-            pop(heap)
-        size = len(heap)
-        frontier = [(heap[child], child) for child in (1, 2) if child < size]
-        heapq.heapify(frontier)
-        while frontier:
-            entry, at = pop(frontier)
-            for child in (2 * at + 1, 2 * at + 2):
-                if child < size:
-                    heapq.heappush(frontier, (heap[child], child))
-            if entries.get(entry[2].request_id) is entry:
+                break  # it stays, so what follows is read without changing anything
+        if top is None:
+            return
+        for entry in group:
+            if entry is not top and entries.get(entry[2].request_id) is entry:
                 yield entry[2]
 
     def _entries_key(self, request: Request) -> Key:
@@ -195,13 +240,10 @@ class WaitingQueue:
         return (*entry[0], entry[1]) if entry else self._order.key(request, self._config)
 
     def _compact(self) -> None:
-        """Rebuild the heaps once most of what they hold is stale."""
+        """Rebuild the groups once most of what they hold is stale."""
         entries = self._entries
-        for name, heap in list(self._heaps.items()):
-            live = [e for e in heap if entries.get(e[2].request_id) is e]
-            heapq.heapify(live)
-            if live:
-                self._heaps[name] = live
-            else:
-                del self._heaps[name]
+        self._groups = {}
+        for entry in sorted(entries.values()):
+            name = entry[2].tenant if self._grouped else ""
+            self._groups.setdefault(name, _Group()).line.append(entry)
         self._num_held = len(entries)

@@ -89,7 +89,7 @@ def _shapes(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
             "joined": c.joined,
             "decided rows": c.decided_rows,
             "launched rows": c.launched_rows,
-            "captured size": f"{c.decided_size} to {c.launched_size}" if c.decided_size != c.launched_size else f"{c.launched_size}",
+            "captured size": " to ".join(dict.fromkeys((str(c.decided_size), str(c.launched_size)))),
             "prepared in vain (ms)": round(c.discarded_s * 1e3, 3),
         }
         for c in changes

@@ -1,7 +1,7 @@
 """A batch that was built before the launch, and what an amended decision adds to it.
 
-    decision -> prepare -> [ requests join late ] -> amended decision: same rows and tokens?   launch what was prepared
-                                                                      another shape?           prepare again, only what is new
+decision -> prepare -> [ requests join late ] -> amended decision: same rows and tokens?   launch what was prepared
+                                                                  another shape?           prepare again, only what is new
 """
 
 from __future__ import annotations
