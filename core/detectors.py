@@ -251,6 +251,22 @@ DETECTORS: dict[str, Detector] = {
 }
 
 
+LIMIT_REASONS: dict[str, str] = {
+    "ragged tail": "lengths spread evenly from half the longest upwards leave 0.25 of the decode rows idle; more is ragged",
+    "padding waste": "prompts spread evenly from half the longest upwards leave 0.25 of the positions empty; more is waste",
+    "starvation": "three windows of steps: an answer of that many tokens would have come and gone meanwhile",
+    "prefill interference": "raised from 2 after runs on a CPU, where chunks of 16 tokens still made steps of up to 2.4 times a"
+    " decode-only one; a device with idle arithmetic units would bear a lower limit",
+    "memory ceiling": "memory, and not the load, set the batch in most of the steps",
+    "preemption thrash": "each request that ended cost another one its blocks; at least 4 preemptions in 64 steps",
+    "head-of-line blocking": "less than that is the ordinary rest that is too small for anybody",
+    "batch churn": "one step in four; below that most launches keep the shape in which they were decided",
+    "host-bound": "a device twice as fast would then shorten the step by 0.35 at the most, not by 0.5",
+    "cache thrash": "nearly one known token in three is computed twice",
+}
+"""Why each limit is where it is. All are conventions: a run below one may suffer, a run above one may be content."""
+
+
 def judge(records: Sequence[StepRecord]) -> tuple[Verdict, ...]:
     """Every detector's verdict on one run."""
     return tuple(detector(records) for detector in DETECTORS.values())

@@ -208,6 +208,10 @@ class LiveEngine(LiveView):
         """Cancel everything, empty the cache, begin again; the load starts afresh."""
         return self._order(session_id, "reset", self._host.reset, "", wait_s)
 
+    def set_checks(self, on: bool, *, session_id: str, wait_s: float = WAIT_S) -> CommandResult:
+        """Debug switch: check every conservation law after each step and command; a broken one stops the engine."""
+        return self._order(session_id, "checks", lambda: self._host.set_checks(on), "on" if on else "off", wait_s)
+
     def set_speed(self, steps_per_s: float | None, *, session_id: str, wait_s: float = WAIT_S) -> CommandResult:
         """Run at most so many steps a second, to follow them by eye; None is as fast as it goes."""
         if steps_per_s is not None and not 0.01 <= steps_per_s <= 1000:

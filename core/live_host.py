@@ -11,6 +11,7 @@ import gc
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from core.clock import PausableClock, StepClock, VirtualClock
 from core.config import CacheConfig, EngineConfig, SchedulerConfig
@@ -325,6 +326,14 @@ class EngineHost:
         )
         self.board.streams.on_events([event])
         self.driver.on_events([event])
+
+    def set_checks(self, on: bool) -> None:
+        """Check the conservation laws now and after every step and command, or not any more (InvariantError)."""
+        engine = self.engine
+        engine.check_laws = on
+        engine.config = self.config = replace(engine.config, check_invariants=on)
+        if on:
+            engine.check_invariants()
 
     def reconfigure(self, scheduler: SchedulerConfig, cache: CacheConfig) -> None:
         """Take both settings or neither (ConfigError)."""

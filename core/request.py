@@ -130,9 +130,10 @@ class StoryEvent:
 
     time_s: float
     step: int
-    kind: str  # submitted, admitted, chunk, first_token, preempted, resumed, finished, cancelled, refused, priority
+    kind: str  # submitted, admitted, blocks, chunk, first_token, preempted, resumed, finished, cancelled, refused, priority
     detail: str = ""
     value: int = 0
+    blocks: tuple[int, ...] = ()  # physical blocks taken: the whole table at an admission, what is added by "blocks"
 
 
 @dataclass(slots=True, eq=False)

@@ -279,10 +279,12 @@ class SchedulerState:
             if table is not None:
                 table.last_step = step
 
-    def tell(self, request: Request, now: float, kind: str, detail: str = "", value: int = 0) -> None:
+    def tell(
+        self, request: Request, now: float, kind: str, detail: str = "", value: int = 0, blocks: tuple[int, ...] = ()
+    ) -> None:
         """Add a line to the request's story."""
         if self.tells_stories:
-            request.story.append(StoryEvent(now, self.step, kind, detail, value))
+            request.story.append(StoryEvent(now, self.step, kind, detail, value, blocks))
 
     def _new_queue(self, order: QueueOrder) -> WaitingQueue:
         return WaitingQueue(

@@ -50,6 +50,7 @@ class StepPlan:
         fresh: ids admitted in this step; they are no victims in it.
         losses: (victim, reason, blocks it held, what becomes of its KV, computed tokens), not told yet.
         joins: (request, resumed, tokens it found in the cache, whether they were swapped in), not told yet.
+        growth_told: `grown` is in the stories already.
         stalled: running requests that got no block and wait with what they hold.
         took_back: a running request lost its seat or its blocks in this step.
         decided_rows, late_joins: see SchedulerOutput.
@@ -67,6 +68,7 @@ class StepPlan:
         "fresh",
         "full_batch",
         "grown",
+        "growth_told",
         "joins",
         "late_joins",
         "losses",
@@ -98,6 +100,7 @@ class StepPlan:
         self.settled = 0
         self.grown: dict[str, tuple[int, ...]] = {}
         self.fresh: set[str] = set()
+        self.growth_told = False
         self.losses: list[tuple[Request, str, tuple[int, ...], str, int]] = []
         self.joins: list[tuple[Request, bool, int, bool]] = []
         self.stalled: set[str] = set()
@@ -169,7 +172,7 @@ class StepPlan:
             tracks[request.request_id].account.charge(1)
 
     def tell(self) -> None:
-        """Write the stories of who joined and who lost blocks: off the critical path, once the step is on its way."""
+        """Write the stories of who joined, grew and lost blocks: off the critical path, once the step is on its way."""
         state, now = self.state, self.now
         if not state.tells_stories:
             self.losses.clear()
@@ -180,10 +183,17 @@ class StepPlan:
         self.losses.clear()
         for request, resumed, start, swapped in self.joins:
             kind = "resumed" if resumed else "admitted"
-            detail = f"{start} tokens {'swapped in' if swapped else 'from the prefix cache'}" if start else ""
-            state.tell(request, now, kind, detail, start)
+            table = state.kv.block_ids(request.request_id)
+            found = f"; {start} tokens {'swapped in' if swapped else 'from the prefix cache'}" if start else ""
+            state.tell(request, now, kind, block_words(table) + found, start, table)
             state.pending.events.append(RequestEvent(request.request_id, kind, now, state.step))
         self.joins.clear()
+        if not self.growth_told:
+            self.growth_told = True
+            for request_id, new in self.grown.items():
+                grower = state.requests.get(request_id)
+                if grower is not None:
+                    state.tell(grower, now, "blocks", f"{block_words(new)} added", len(new), new)
 
     def num_rows(self) -> int:
         """Rows planned so far."""

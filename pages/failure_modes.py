@@ -9,7 +9,7 @@ import streamlit as st
 
 from core.charts import before_after, formats
 from core.comparison import Comparison, ComparisonState, RunResult
-from core.detectors import Verdict, judge
+from core.detectors import DETECTORS, LIMIT_REASONS, Verdict, judge
 from core.errors import BatchscopeError
 from core.failure_modes import FAILURE_MODES, FailureMode, failure_mode
 from core.records import StepRecord
@@ -61,6 +61,12 @@ def figures_table(before: RunSummary, after: RunSummary | None) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def limit_words(verdict: Verdict) -> str:
+    """ "0.3" for a share, "5 times", "48 steps"."""
+    unit = {"share": "", "x": " times"}.get(verdict.unit, f" {verdict.unit}")
+    return f"{formats.figures(verdict.limit)}{unit}"
 
 
 def _verdict(verdict: Verdict) -> str:
@@ -159,7 +165,7 @@ def _watch(history: Sequence[StepRecord]) -> None:
         (
             f"{'▲' if v.found else '–'} {v.name}",
             f"since step {formats.count(v.began_at)}" if v.began_at is not None else "no",
-            v.sentence,
+            f"{v.sentence}. Why this limit: {LIMIT_REASONS[v.name]}",
         )
         for v in found
     ]
@@ -175,8 +181,14 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     mode = failure_mode(key or "ragged-tail")
     state = _state()
     running = state is not None and state.is_running
+    limit = limit_words(DETECTORS[mode.detector](()))
     frame.numbered(
-        [(mode.question, mode.mechanism), ("What to look at", mode.look_at), ("The one knob that cures it", mode.cure_words)]
+        [
+            (mode.question, mode.mechanism),
+            ("What to look at", mode.look_at),
+            (f"Found above a limit of {limit}", f"a convention: {LIMIT_REASONS[mode.detector]}"),
+            ("The one knob that cures it", mode.cure_words),
+        ]
     )
     locked = not engine_access.engine().is_controller
     with st.container(horizontal=True, key="mode_buttons"):

@@ -76,6 +76,20 @@ def _figures(story: Story, now_s: float) -> None:
     )
 
 
+def _blocks(story: Story, now_s: float) -> None:
+    data = figure.blocks_frame(story, now_s)
+    frame.figure_head(
+        "Which blocks did it hold, and when?",
+        f"{data.block.nunique()} physical blocks",
+        how="A lane for each place of its block table; a bar is one physical block, from the step that took it to the one"
+        " that gave it back. Point at a bar for its number.",
+    )
+    if data.empty:
+        frame.empty("It has not held a block yet.", key="story_blocks", height=190)
+        return
+    frame.chart(data, figure.blocks_spec(frame.theme()), key="story_blocks", alt="Blocks held by one request over time")
+
+
 def _events(story: Story) -> None:
     frame.figure_head(
         "What happened, step by step", f"{len(story.events)} events", how="Blocks are named as they are taken and given back."
@@ -106,6 +120,7 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
             frame.chart(
                 data, figure.story_spec(frame.theme()), key="story_chart", alt="Phases and tokens of one request over time"
             )
+            _blocks(story, snapshot.time_s)
             _figures(story, snapshot.time_s)
             _events(story)
     frame.footer()

@@ -156,6 +156,9 @@ class FakeLive:
             raise UnknownRequest(f"no answer is kept for request {request_id}")
         return self.streams[request_id]
 
+    def set_checks(self, on: bool, *, session_id: str = LOCAL, wait_s: float = 2.0) -> CommandResult:
+        return self._note("set_checks", session_id, on=on)
+
     def set_scheduler(self, *, session_id: str = LOCAL, wait_s: float = 2.0, **knobs: Any) -> CommandResult:
         self.control.check(session_id)
         changed = replace_knobs(self.run.scheduler, **knobs)

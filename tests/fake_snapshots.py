@@ -359,7 +359,7 @@ class FakeRun:
             return None
         events = [StoryEvent(row.arrival_s, 1, "submitted")]
         if row.admitted_s is not None:
-            events.append(StoryEvent(row.admitted_s, 2, "admitted", f"{len(row.blocks)} blocks"))
+            events.append(StoryEvent(row.admitted_s, 2, "admitted", f"{len(row.blocks)} blocks", blocks=tuple(row.blocks)))
         tokens: tuple[float, ...] = ()
         if row.first_token_s is not None:
             events.append(StoryEvent(row.first_token_s, 3, "first_token"))

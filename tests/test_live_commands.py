@@ -587,3 +587,26 @@ def test_commands_leave_a_line_on_the_audit_list():
         before = live.audit()
         live.submit(token_ids=[1, 2, 3], sampling=SHORT, source="api", **ME)
         assert live.audit() == before, "requests of the API would push the changes of settings off the list"
+
+
+def test_the_laws_can_be_checked_live_and_a_broken_one_stops_the_steps_and_is_told():
+    engines = []
+
+    def factory(wanted, progress):
+        engines.append(scripted_engine(check_invariants=False))
+        return engines[-1]
+
+    with live_engine(factory=factory) as live:
+        ready(live)
+        live.submit("x", sampling=FOREVER, **ME)
+        assert not live.latest().config.check_invariants
+        assert live.set_checks(True, **ME).accepted
+        assert live.latest().config.check_invariants
+        live.pause(**ME)
+        engines[0].scheduler.kv.pool._refs[0] += 1
+        refused = live.set_checks(True, **ME)
+        assert not refused.accepted
+        assert "broke a law" in refused.message
+        assert live.latest().state == "failed"
+        live.reset(**ME)
+        ready(live)

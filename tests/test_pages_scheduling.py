@@ -15,6 +15,7 @@ from core.charts import story as story_figure
 from core.config import SchedulerConfig
 from core.control import AuditEntry
 from core.decision_words import decision_words
+from core.detectors import DETECTORS, LIMIT_REASONS
 from core.errors import ConfigError
 from core.outputs import BoundBy, PassedOver, Preemption
 from core.request import StoryEvent
@@ -34,12 +35,13 @@ STORY = Story(
     4,
     (
         StoryEvent(1.0, 3, "submitted", "40 prompt tokens", 40),
-        StoryEvent(2.0, 5, "admitted", "3 blocks 4 5 6"),
+        StoryEvent(2.0, 5, "admitted", "blocks 4-5", blocks=(4, 5)),
         StoryEvent(2.5, 5, "chunk", "tokens 0 to 31 computed", 32),
         StoryEvent(3.0, 6, "chunk", "tokens 32 to 39 computed", 8),
         StoryEvent(3.0, 6, "first_token", "2 s after arrival"),
+        StoryEvent(3.5, 7, "blocks", "blocks 6 added", 1, blocks=(6,)),
         StoryEvent(4.0, 8, "preempted", "memory, for r-000002"),
-        StoryEvent(6.0, 12, "resumed", "3 blocks 9 10 11"),
+        StoryEvent(6.0, 12, "resumed", "blocks 9-11", blocks=(9, 10, 11)),
         StoryEvent(8.0, 14, "finished", "length"),
     ),
     token_times_s=(3.0, 3.5, 7.0, 8.0),
@@ -94,6 +96,19 @@ def test_every_token_is_a_tick_and_time_starts_at_arrival() -> None:
     assert frame[frame.row == "token"].from_s.tolist() == [2.0, 2.5, 6.0, 7.0]
     assert len(frame[frame.row == "chunk"]) == 2
     assert frame.from_s.min() == 0.0
+
+
+def test_every_block_is_a_bar_from_the_step_that_took_it_to_the_one_that_gave_it_back() -> None:
+    first = [(0, 4, 2.0, 4.0), (1, 5, 2.0, 4.0), (2, 6, 3.5, 4.0)]
+    second = [(0, 9, 6.0, 8.0), (1, 10, 6.0, 8.0), (2, 11, 6.0, 8.0)]
+    assert story_figure.held_blocks(STORY, now_s=99.0) == first + second
+    running = dataclasses.replace(STORY, events=STORY.events[:-1])
+    assert story_figure.held_blocks(running, now_s=99.0)[3:] == [(p, b, a, 99.0) for p, b, a, _ in second]
+    assert story_figure.blocks_frame(STORY, now_s=99.0).from_s.tolist() == [1.0, 1.0, 2.5, 5.0, 5.0, 5.0]
+
+
+def test_every_detector_gives_the_reason_of_its_limit() -> None:
+    assert set(LIMIT_REASONS) == set(DETECTORS)
 
 
 def test_a_live_story_runs_up_to_now() -> None:

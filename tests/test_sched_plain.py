@@ -92,3 +92,30 @@ def test_the_queue_is_read_as_if_it_were_sorted(policy: QueuePolicy, grouped: bo
             assert [order.key(r, config) for r in queue.ordered()] == [order.key(r, config) for r in wanted]
             assert len(queue) == len(waiting)
             assert grouped or queue.head() is queue.preview(1)[0]
+
+
+def test_the_story_names_every_block_that_the_request_held() -> None:
+    driver = Driver(create_scheduler(num_blocks=14, block_size=2, max_num_seqs=4, max_num_batched_tokens=6))
+    requests = [create_request(f"r{n}", 5 + n, 12) for n in range(4)]
+    driver.add(*requests)
+    held: dict[str, list[tuple[int, ...]]] = {r.request_id: [] for r in requests}
+    while driver.scheduler.has_work():
+        driver.step()
+        for request_id, spans in held.items():
+            table = driver.scheduler.kv.block_ids(request_id)
+            if table and spans and spans[-1] and table[: len(spans[-1])] == spans[-1]:
+                spans[-1] = table
+            elif table:
+                spans.append(table)
+    assert sum(r.num_preemptions for r in requests) > 0
+    for request in requests:
+        told: list[tuple[int, ...]] = []
+        for event in request.story:
+            if event.kind in ("admitted", "resumed"):
+                told.append(event.blocks)
+            elif event.kind == "blocks":
+                told[-1] += event.blocks
+        last = held[request.request_id][-1]
+        assert told[-1][: len(last)] == last
+        assert len(told) == 1 + request.num_preemptions
+        assert sum(map(len, told)) >= sum(map(len, held[request.request_id]))

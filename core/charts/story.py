@@ -2,6 +2,12 @@
 
 queue | prefill chunks | decode          | preempted | decode
 ......  ## ## ##         ' ' ' ' ' ' ' '   xxxxxxxxx   ' ' ' '
+
+blocks, one lane for each place of the table, from the moment it is taken until it is given back:
+
+        ==================================             =======    place 0: block 4, then block 9
+           ===============================             =======    place 1
+                         =================                ====    place 2
 """
 
 from __future__ import annotations
@@ -60,6 +66,66 @@ def story_frame(story: Story, now_s: float) -> pd.DataFrame:
         elif e.kind in MARKS:
             rows.append(("mark", "", e.time_s - origin, None, what, e.detail))
     return pd.DataFrame(rows, columns=["row", "phase", "from_s", "to_s", "what", "detail"])
+
+
+def held_blocks(story: Story, now_s: float) -> list[tuple[int, int, float, float]]:
+    """(place in the table, physical block, taken at, given back at) of every block that the request held, in that order."""
+    out: list[tuple[int, int, float, float]] = []
+    table: list[tuple[int, float]] = []
+    for e in story.events:
+        if e.kind in ("preempted", *_ENDS):
+            out += [(place, block, since, e.time_s) for place, (block, since) in enumerate(table)]
+            table = []
+        elif e.kind in ("admitted", "resumed"):
+            table = [(block, e.time_s) for block in e.blocks]
+        elif e.kind == "blocks":
+            table += [(block, e.time_s) for block in e.blocks]
+    return out + [(place, block, since, now_s) for place, (block, since) in enumerate(table)]
+
+
+def blocks_frame(story: Story, now_s: float) -> pd.DataFrame:
+    """One row a block and stay: place, block, from_s and to_s in seconds since the request's arrival, what in words."""
+    origin = story.events[0].time_s if story.events else 0.0
+    rows = [
+        (place, place + 1, block, a - origin, b - origin, f"block {block}, place {place} of the table")
+        for place, block, a, b in held_blocks(story, now_s)
+    ]
+    return pd.DataFrame(rows, columns=["place", "below", "block", "from_s", "to_s", "what"])
+
+
+@lru_cache(maxsize=4)
+def blocks_spec(theme: Theme) -> dict[str, Any]:
+    """A lane for each place of the block table; a bar is one physical block in it."""
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "height": 190,
+        "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}],
+        "mark": {"type": "rect", "stroke": theme.ground, "strokeWidth": 1},
+        "encoding": {
+            "x": {
+                "field": "from_s",
+                "type": "quantitative",
+                "title": "time since arrival (s)",
+                "scale": {"zero": True, "nice": False},
+            },
+            "x2": {"field": "to_s"},
+            "y": {
+                "field": "place",
+                "type": "quantitative",
+                "title": "place in the block table",
+                "scale": {"reverse": True, "nice": False, "zero": True},
+                "axis": {"tickMinStep": 1, "format": "d"},
+            },
+            "y2": {"field": "below"},
+            "color": {"value": theme.decode},
+            "tooltip": [
+                {"field": "what", "type": "nominal"},
+                {"field": "from_s", "type": "quantitative", "format": ".3f", "title": "taken at (s)"},
+                {"field": "to_s", "type": "quantitative", "format": ".3f", "title": "given back at (s)"},
+            ],
+        },
+        "config": style.vega_config(theme),
+    }
 
 
 @lru_cache(maxsize=4)

@@ -237,6 +237,9 @@ class Access:
     def set_speed(self, steps_per_s: float | None) -> Answer:
         return self._give("set_speed", steps_per_s)
 
+    def set_checks(self, on: bool) -> Answer:
+        return self._give("set_checks", on)
+
     def set_scheduler(self, **knobs: Any) -> Answer:
         return self._give("set_scheduler", **knobs)
 

@@ -40,6 +40,7 @@ def _settings() -> None:
         _load(access, locked)
     with st.expander("Scheduler", icon=":material/low_priority:", key="group_scheduler", expanded=False):
         _knobs(SCHEDULER, snapshot.config.scheduler, locked)
+        _checks(snapshot.config.check_invariants, locked)
         _last_answer("scheduler")
     with st.expander("Memory", icon=":material/memory:", key="group_cache", expanded=False):
         _knobs(MEMORY, snapshot.config.cache, locked)
@@ -136,6 +137,18 @@ def _load(access: Access, locked: bool) -> None:
     st.selectbox("Speed", labels, index=labels.index(now), key=f"speed_{now}", on_change=_set_speed, args=(f"speed_{now}", now),
                  disabled=locked, help="Slow the engine down to follow single steps by eye.")  # fmt: skip
     _last_answer("load")
+
+
+def _checks(on: bool, locked: bool) -> None:
+    key = f"checks_{on}"
+    st.toggle("Check the conservation laws", value=on, key=key, on_change=_set_checks, args=(key, on), disabled=locked,
+              help="After every step: blocks, requests, tokens and counters must add up, or the engine stops and says what"
+              " did not. Costs host time, so it is off unless somebody debugs.")  # fmt: skip
+
+
+def _set_checks(key: str, drawn: bool) -> None:
+    if is_asked(key, drawn, engine().latest().config.check_invariants):
+        _note("scheduler", engine().set_checks(not drawn))
 
 
 def _toggle_load(key: str, drawn: bool) -> None:
