@@ -108,6 +108,14 @@ def test_kill_during_a_step_is_reported_and_a_new_worker_takes_over(worker):
     assert is_gone(first)
 
 
+def test_a_batch_is_prepared_in_the_worker_and_a_death_there_is_told_once(worker):
+    worker.prepare_model(step(5))
+    assert worker.execute_model(step(5)).graph == "call 11"
+    with pytest.raises(WorkerDied, match="in step 668"):
+        worker.prepare_model(step(668))
+    assert worker.execute_model(step(6)).graph == "call 1"
+
+
 def test_a_crash_tells_its_last_words(worker):
     with pytest.raises(WorkerDied, match=r"ended with status 3.*last cry of the kernel"):
         worker.execute_model(step(671))

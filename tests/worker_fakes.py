@@ -46,6 +46,11 @@ class FakeExecutor:
         tokens = tuple((r, 100 + n) for r, n in zip(out.request_ids, out.num_computed_tokens, strict=True))
         return ModelRunnerOutput(out.step, tokens, StepTiming(forward_s=0.001), graph=f"call {self.steps_here}")
 
+    def prepare_model(self, out):
+        if out.step == 668:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.steps_here += 10
+
     def resize(self, num_blocks, block_size, num_swap_blocks):
         if num_blocks > 1_000_000:
             self.num_blocks = 0
