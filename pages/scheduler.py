@@ -67,7 +67,7 @@ def _shapes(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
         return
     frame.figure_head(
         "Was the step launched in the shape in which it was decided?",
-        f"{frame.kind_of(snapshot)} · {frame.span_of(history)}",
+        frame.span_of(history),
         how="A request that joins between two launches voids the batch prepared for the decided rows; a captured graph is void"
         " where the next captured size (1, 2, 4, 8, then every 8 rows) differs as well.",
     )
@@ -94,7 +94,8 @@ def _shapes(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
         }
         for c in changes
     ]
-    st.dataframe(pd.DataFrame(rows), hide_index=True, height=220, key="shape_table")
+    height = 36 * (min(len(rows), 6) + 1)
+    st.dataframe(pd.DataFrame(rows), hide_index=True, height=height, key="shape_table")
 
 
 def _preemptions(snapshot: EngineSnapshot) -> None:
