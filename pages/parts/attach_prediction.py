@@ -19,7 +19,7 @@ from core.errors import BatchscopeError
 from core.load_spec import ArrivalProcess
 from core.models_catalog import MODELS
 from core.sim_result import SimulationResult
-from pages.parts import frame
+from pages.parts import frame, ticker
 from pages.parts.engine_access import Answer
 
 _PREDICTION, _ANSWER = "attach_prediction", "attach_prediction_answer"
@@ -87,6 +87,13 @@ def form_values(taken: Taken) -> dict[str, Any]:
     return values | ({"w_users": load.users} if is_closed else {"w_rate_per_s": load.rate_per_s})
 
 
+def _open(job: Prediction | None) -> None:
+    """Fill the form of What-if and go there; a press that is only read while drawing can be lost between two ticks."""
+    if job is not None:
+        st.session_state.update(form_values(job.taken))
+        ticker.go_to(WHAT_IF)
+
+
 def prediction(state: TargetState, now_s: float, device: DeviceSpec | None) -> None:
     """Draw the button, the table and what was assumed."""
     frame.figure_head(
@@ -106,9 +113,7 @@ def prediction(state: TargetState, now_s: float, device: DeviceSpec | None) -> N
             disabled=current is None,
             on_click="ignore",
         )
-        if WHAT_IF.exists() and st.button("Open in What-if", key="attach_whatif", disabled=current is None) and current:
-            st.session_state.update(form_values(current.taken))
-            st.switch_page(str(WHAT_IF))
+        st.button("Open in What-if", key="attach_whatif", on_click=_open, args=(current,), disabled=current is None)
     answer: Answer | None = st.session_state.get(_ANSWER)
     if answer is not None and not answer.ok:
         st.error(frame.plain(answer.message), icon=":material/block:")
