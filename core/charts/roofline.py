@@ -185,7 +185,7 @@ def _ceiling_frames(under: Ceilings, low: float, high: float) -> tuple[pd.DataFr
     rows.append(("compute", high, peak, f"compute {formats.rate(peak, 'FLOP')}{origin}", "above"))
     lines = pd.DataFrame(rows, columns=["name", "intensity", "flops_per_s", "label", "side"])
     lines["kind"] = under.kind
-    marks = [(name, x, peak, f"ridge ({name}) {formats.figures(x)}") for name, x in ridges]
+    marks = [(name, x, peak, f"ridge {formats.figures(x)}") for name, x in ridges]
     return lines, pd.DataFrame(marks, columns=["name", "intensity", "flops_per_s", "label"])
 
 

@@ -87,11 +87,11 @@ def _ceiling_layers(theme: style.Theme) -> list[Spec]:
             "mark": {"type": "rule", "color": theme.line, "strokeDash": [2, 3]},
             "encoding": {"y2": {"value": {"expr": "height"}}},
         },
-        # Right of its line there is room under the roof for the cache's ridge, at the foot for that of DRAM.
+        # The cache's ridge has room left of its line, below the slope; that of DRAM right of its line, at the foot.
         {
             "data": {"name": "ridges"},
             "transform": [{"filter": "datum.name == 'cache'"}],
-            "mark": {"type": "text", **words, "align": "right", "angle": 270, "dx": -6, "dy": 8},
+            "mark": {"type": "text", **words, "align": "right", "angle": 270, "dx": -28, "dy": -7},
             "encoding": {"text": {"field": "label", "type": "nominal"}},
         },
         {
