@@ -12,7 +12,7 @@ WHEELS  = $(shell $(PYTHON) -m pip config list 2>/dev/null | sed -n "s/.*find-li
 INSTALL = install() { if [ -x $(BIN)/uv ]; then UV_FIND_LINKS="$(WHEELS)" $(BIN)/uv pip install --quiet --python $(BIN)/python "$$@"; \
           else $(BIN)/python -m pip install --quiet "$$@"; fi; }; install
 # Byte code is written once here, as pip does; a file that some package ships for another Python may fail to compile.
-COMPILE = -$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1
+COMPILE = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 
 .PHONY: run test test-unit test-browser check bench lock clean
 
