@@ -21,14 +21,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
 from core.config import EvictionPolicy
 from core.errors import InvariantError
-from core.eviction import eviction_order, exhaust
+from core.eviction import eviction_order
 
 LOST_PER_BLOCK = 4
 """Names of overwritten contents that are remembered, for each block of the pool."""
@@ -147,18 +146,24 @@ class BlockPool:
             raise InvariantError(f"one of the blocks {woken} is free, so it cannot be shared")
         if missing > evictable.size - len(woken):
             return None
-        taken = free[: -from_free - 1 : -1].tolist()
-        evicted = evictable.first(missing, woken) if missing else []
+        taken = free[: -from_free - 1 : -1].tolist() if from_free else []
+        evicted = evictable.first(missing, woken) if missing else ()
         taken += evicted
-        if len(taken) != count or any(map(refs.__getitem__, taken)):
+        live = 0
+        for block_id in taken:
+            live |= refs[block_id]
+        if live or len(taken) != count:
             raise InvariantError(f"the free list or the eviction order is broken: asked for {count}, found {taken}")
         if from_free:
             del free[-from_free:]
         if evicted or woken:
             evictable.take(evicted, woken, self._uses)
-            exhaust(map(self._published.__setitem__, evicted, repeat(0)))
+            published = self._published
+            for block_id in evicted:
+                published[block_id] = 0
             self.num_evictions += len(evicted)
-        exhaust(map(refs.__setitem__, taken, repeat(1)))
+        for block_id in taken:
+            refs[block_id] = 1
         if not shared:
             return taken
         uses = self._uses

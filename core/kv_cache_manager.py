@@ -15,7 +15,6 @@ from operator import attrgetter
 from core.block_pool import BlockPool
 from core.config import CacheConfig
 from core.errors import InvariantError
-from core.eviction import exhaust
 from core.prefix_hash import PrefixChain
 from core.request import Request
 from core.snapshot import PoolCounts
@@ -165,19 +164,28 @@ class KVCacheManager:
         self._count(request.tenant, before)
         return table
 
-    def admit_cold(self, request: Request, chain: PrefixChain | None, blocks: int, step: int) -> BlockTable | None:
-        """As `admit` of a request without hits, given its chain (`chain_of`) and the number of its blocks."""
-        request_id, tenant = request.request_id, request.tenant
-        if request_id in self.tables:
-            raise InvariantError(f"request {request_id} already has a block table")
-        new = self.pool.allocate(blocks)
+    def admit_cold(
+        self, requests: Sequence[Request], chains: Sequence[PrefixChain | None], blocks: Sequence[int], step: int
+    ) -> list[list[int]] | None:
+        """As `admit` of each of several requests without hits, given their chains (`chain_of`) and numbers of blocks.
+
+        Returns the blocks of each, or None with nothing changed if the pool has too few.
+        """
+        if not self.tables.keys().isdisjoint([r.request_id for r in requests]):
+            raise InvariantError(f"one of {[r.request_id for r in requests]} already has a block table")
+        new = self.pool.allocate(sum(blocks))
         if new is None:
             return None
-        table = self.tables[request_id] = BlockTable(request, chain, self.block_size, step)
-        table.block_ids = new
-        live = self.live_by_tenant
-        live[tenant] = live.get(tenant, 0) + blocks
-        return table
+        tables, live, size, at = self.tables, self.live_by_tenant, self.block_size, 0
+        shares: list[list[int]] = []
+        for request, chain, count in zip(requests, chains, blocks, strict=True):
+            table = tables[request.request_id] = BlockTable(request, chain, size, step)
+            share = new[at : at + count]
+            table.block_ids = share
+            shares.append(share)
+            at += count
+            live[request.tenant] = live.get(request.tenant, 0) + count
+        return shares
 
     def grow(self, table: BlockTable, tokens: int) -> list[int] | None:
         """Append blocks until the table holds `tokens` tokens; return them, or None with nothing changed."""
@@ -197,7 +205,8 @@ class KVCacheManager:
         new = self.pool.allocate(len(tables))
         if new is None:
             return None
-        exhaust(map(list.append, [table.block_ids for table in tables], new))
+        for table, block_id in zip(tables, new, strict=True):
+            table.block_ids.append(block_id)
         live = self.live_by_tenant
         if len(live) == 1:
             live[tables[0].request.tenant] += len(new)

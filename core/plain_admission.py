@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 from core.config import AdmissionMoment
 from core.outputs import BoundBy, NewRequestData
+from core.prefix_hash import PrefixChain
 from core.request import Request, RequestStatus
 from core.scheduler_state import HeadMemo, SchedulerState
 from core.slots import by_slots
 from core.step_plan import StepPlan
+from core.story_words import broken
 
 _new_request = by_slots(NewRequestData)
 
@@ -72,57 +74,88 @@ def memorise(state: SchedulerState, plan: StepPlan, request: Request, tokens: in
 
 
 def admit_plain(state: SchedulerState, plan: StepPlan) -> bool:
-    """Admit from the head of the queue (where `state.is_plain`); False if the general walk has to go on."""
+    """Admit from the head of the queue (where `state.is_plain`); False if the general walk has to go on.
+
+    Those who join are found first and get their blocks in one allocation.
+    """
+    if plan.took_back or plan.stalled:
+        return False
     queue, kv, config = state.queue, state.kv, state.config
-    pool, size = kv.pool, kv.block_size
+    size, lookup = kv.block_size, kv.pool.lookup
     most = config.long_prefill_token_threshold or config.max_num_batched_tokens
+    budget, seats = plan.budget, config.max_num_seqs - state.num_running
+    room = kv.pool.num_available - plan.reserve_blocks
+    joining: list[Request] = []
+    chains: list[PrefixChain | None] = []
+    chunks: list[int] = []
+    needs: list[int] = []
+    plain = True
+    tokens = blocks = 0
     while (request := queue.head()) is not None:
-        if request.status is not RequestStatus.WAITING or state.num_running >= config.max_num_seqs:
-            return False
-        if plan.took_back or plan.stalled:
-            return False
-        prompt = request.prompt_token_ids
+        if request.status is not RequestStatus.WAITING or seats <= 0:
+            plain = False
+            break
+        length = len(request.prompt_token_ids)
         chain = kv.chain_of(request)
-        if chain is not None and len(prompt) > size and pool.lookup(chain.key(0)) is not None:
-            return False
-        tokens = min(len(prompt), max(plan.budget, 1), most)
+        if chain is not None and length > size and lookup(chain.key(0)) is not None:
+            plain = False
+            break
+        tokens = min(length, most, budget) if budget > 0 else 1
         blocks = -(-tokens // size)
-        if blocks > pool.num_available - plan.reserve_blocks:
-            refusal = short_of_blocks(state, plan, blocks)
-            if refusal is None:
-                return False
-            memorise(state, plan, request, tokens, blocks)
-            return _stop(plan, request, refusal.bound, refusal.detail)
-        if plan.budget <= 0:
-            return _stop(
-                plan, request, BoundBy.BUDGET, f"all {config.max_num_batched_tokens} tokens of the budget are given away"
-            )
-        table = kv.admit_cold(request, chain, blocks, state.step)
-        if table is None:
-            return False
-        request_id = request.request_id
-        track = state.tracks[request_id]
+        if budget <= 0 or blocks > room:
+            break
+        queue.remove(request)
+        joining.append(request)
+        chains.append(chain)
+        chunks.append(tokens)
+        needs.append(blocks)
+        budget -= tokens
+        seats -= 1
+        room -= blocks
+    if joining:
+        _join_cold(state, plan, joining, chains, chunks, needs)
+    if request is None or not plain:
+        return plain
+    refusal = short_of_blocks(state, plan, blocks) if blocks > room else None
+    if refusal is not None:
+        memorise(state, plan, request, tokens, blocks)
+    elif blocks > room:
+        return False
+    else:
+        refusal = Refusal(BoundBy.BUDGET, f"all {config.max_num_batched_tokens} tokens of the budget are given away")
+    plan.pass_over(request, refusal.bound, refusal.detail)
+    plan.bound = refusal.bound
+    plan.full_batch = plan.full_batch or refusal.bound is BoundBy.MEMORY
+    return True
+
+
+def _join_cold(
+    state: SchedulerState,
+    plan: StepPlan,
+    joining: list[Request],
+    chains: list[PrefixChain | None],
+    chunks: list[int],
+    needs: list[int],
+) -> None:
+    """Blocks, seats and first chunks for requests that were taken from the queue and found nothing cached."""
+    tables = state.kv.admit_cold(joining, chains, needs, state.step)
+    if tables is None:
+        raise broken(joining[0], f"{sum(needs)} blocks were available and then not")
+    plan.settle_entries()
+    tracks, counters, now = state.tracks, state.counters, plan.now
+    for request, chain, tokens, table in zip(joining, chains, chunks, tables, strict=True):
+        request_id, prompt = request.request_id, request.prompt_token_ids
+        track = tracks[request_id]
         if chain is not None:
-            state.counters.queried_tokens += len(prompt)
+            counters.queried_tokens += len(prompt)
             track.account.queried_tokens += len(prompt)
-        state.seat(request, plan.now)
-        request.num_cached_tokens = request.num_computed_tokens = 0
-        track.why = ""
+        state.seat_new(request, track, now)
         plan.new_requests.append(
-            _new_request(request_id, prompt, len(prompt), tuple(table.block_ids), request.sampling, track.sampling_seed, False)
+            _new_request(request_id, prompt, len(prompt), tuple(table), request.sampling, track.sampling_seed, False)
         )
         plan.admitted.append(request_id)
-        plan.fresh.add(request_id)
         plan.joins.append((request, False, 0, False))
-        plan.run(request, tokens)
-    plan.settle_entries()
-    return True
-
-
-def _stop(plan: StepPlan, request: Request, bound: BoundBy, detail: str) -> bool:
-    """The head of the queue is refused, which ends the walk."""
-    plan.pass_over(request, bound, detail)
-    plan.bound = bound
-    plan.full_batch = plan.full_batch or bound is BoundBy.MEMORY
-    plan.settle_entries()
-    return True
+        track.high_water_tokens = tokens
+        track.account.charge(tokens)
+    plan.fresh.update(plan.admitted)
+    plan.run_fresh(joining, chunks)

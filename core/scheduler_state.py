@@ -212,6 +212,18 @@ class SchedulerState:
         self.num_running += 1
         return resumed
 
+    def seat_new(self, request: Request, track: Track, now: float) -> None:
+        """As `seat` for one that was never admitted and has left the queue."""
+        request.move_to(RequestStatus.RUNNING)
+        request.admitted_time_s = now
+        request.num_cached_tokens = request.num_computed_tokens = 0
+        track.why = ""
+        account = track.account
+        account.queued -= 1
+        account.running += 1
+        self.catching_up.append(request)
+        self.num_running += 1
+
     def caught_up(self, request: Request) -> None:
         """A running request has one token left to compute: from now on it decodes."""
         self.catching_up.remove(request)

@@ -1,6 +1,6 @@
-"""Building frozen records fast: a frozen dataclass sets each field by name, four times as slowly as its slots do.
+"""Building frozen records fast: a frozen dataclass sets each field by a call, five times as slowly as an assignment.
 
-by_slots     one record from its values           about 0.1 us a field
+by_slots     one record from its values           about 0.03 us a field: filled as an open twin, then given its class
 by_columns   many records from their columns      about 0.03 us a field, no bytecode for a row
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from itertools import repeat
-from operator import call
 from typing import Any, TypeVar
 
 from core.eviction import exhaust
@@ -21,18 +20,20 @@ _new = object.__new__
 def by_slots(kind: type[T]) -> Callable[..., T]:
     """A constructor of a frozen dataclass with slots that takes every field by place and runs no __post_init__.
 
+    It fills an object of a class with the same slots that is not frozen, and turns that into one of `kind`, so a field
+    costs one assignment.
+
     Raises:
         TypeError: from the constructor, for another number of values than there are fields.
     """
-    setters = _setters(kind)
-
-    def build(*values: Any) -> T:
-        if len(values) != len(setters):
-            raise TypeError(f"{kind.__name__} has {len(setters)} fields, {len(values)} were given")
-        made = _new(kind)
-        exhaust(map(call, setters, repeat(made), values))
-        return made
-
+    names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    twin = type(kind.__name__, (), {"__slots__": tuple(names)})
+    values = [f"value_{at}" for at in range(len(names))]
+    lines = [f"made.{name} = {value}" for name, value in zip(names, values, strict=True)]
+    code = "\n    ".join([f"def build({', '.join(values)}):", "made = new(twin)", *lines, "made.__class__ = kind", "return made"])
+    scope: dict[str, Any] = {"new": _new, "twin": twin, "kind": kind}
+    exec(code, scope)  # noqa: S102  # the text is made of the names of fields only
+    build: Callable[..., T] = scope["build"]
     return build
 
 

@@ -126,6 +126,14 @@ class StepPlan:
         self.entry_prefill.append(is_prefill)
         self.budget -= tokens
 
+    def run_fresh(self, requests: list[Request], tokens: list[int]) -> None:
+        """`run` for rows that were just admitted, whose tokens are booked already."""
+        self.entries += requests
+        self.entry_tokens += tokens
+        self.entry_prefill += [True] * len(requests)
+        self.budget -= sum(tokens)
+        self.settled = len(self.entries)
+
     def drop(self, request: Request) -> None:
         """Take a victim out of the step."""
         self.grown.pop(request.request_id, None)
@@ -141,7 +149,7 @@ class StepPlan:
     def pass_over(self, request: Request, bound: BoundBy, detail: str) -> None:
         """Note a waiting request that was looked at and not admitted."""
         if len(self.passed_over) < MAX_PASSED_OVER:
-            self.passed_over.append(PassedOver(request.request_id, bound, detail))
+            self.passed_over.append(_passed_over(request.request_id, bound, detail))
         track = self.state.tracks.get(request.request_id)
         if track is not None:
             track.why = detail
@@ -293,3 +301,4 @@ def _decode_columns(count: int) -> tuple[tuple[int, ...], tuple[bool, ...], tupl
 
 
 _freeze = by_slots(SchedulerOutput)
+_passed_over = by_slots(PassedOver)
