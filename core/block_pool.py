@@ -187,21 +187,23 @@ class BlockPool:
         for block_id in block_ids:
             if refs[block_id] < 1:
                 raise InvariantError(f"block {block_id} is released though no table holds it (double free)")
-        gone = 0
-        published, last_use, free = self._published, self.last_use, self._free
+        published, last_use = self._published, self.last_use
+        cached: list[int] = []
+        plain: list[int] = []
         for block_id in reversed(block_ids):
             left = refs[block_id] - 1
             refs[block_id] = left
             last_use[block_id] = step
             if left:
                 self.num_extra_refs -= 1
+            elif published[block_id]:
+                cached.append(block_id)
             else:
-                gone += 1
-                if published[block_id]:
-                    self._evictable.push(block_id, self._uses[block_id])
-                else:
-                    free.append(block_id)
-        return gone
+                plain.append(block_id)
+        if cached:
+            self._evictable.extend(cached, self._uses)
+        self._free.extend(plain)
+        return len(cached) + len(plain)
 
     def publish(self, block_id: int, block_hash: bytes) -> bool:
         """Enter a full, computed, live block into the prefix index.
@@ -249,8 +251,7 @@ class BlockPool:
         """Change the order of eviction; the present order is kept among blocks that the new one ranks equal."""
         order = list(self._evictable)
         self._evictable = eviction_order(policy, self.num_blocks)
-        for block_id in order:
-            self._evictable.push(block_id, self._uses[block_id])
+        self._evictable.extend(order, self._uses)
 
     def check(self) -> None:
         """Check the laws that concern the pool alone.

@@ -36,12 +36,12 @@ class EvictionOrder(Protocol):
         """The next `count` blocks (fewer if there are not as many), leaving out `but`."""
         ...
 
-    def push(self, block_id: int, uses: int) -> None:
-        """Append a block that was just released after `uses` uses."""
+    def extend(self, block_ids: Sequence[int], uses: Sequence[int]) -> None:
+        """Append blocks that were just released, in this order; `uses` by block."""
         ...
 
     def take(self, overwritten: Sequence[int], woken: Sequence[int], uses: Sequence[int]) -> None:
-        """Take out what `first` gave, and blocks that a request shares again; `uses` by block, as when pushed."""
+        """Take out what `first` gave, and blocks that a request shares again; `uses` by block, as when appended."""
         ...
 
 
@@ -72,10 +72,12 @@ class LruOrder:
             return self._line[self._head : self._head + count].tolist()
         return list(islice((b for b in self if b not in but), count))
 
-    def push(self, block_id: int, uses: int) -> None:
-        self._place[block_id] = self._base + len(self._line)
-        self._line.append(block_id)
-        self.size += 1
+    def extend(self, block_ids: Sequence[int], uses: Sequence[int]) -> None:
+        place = self._place
+        for number, block_id in enumerate(block_ids, self._base + len(self._line)):
+            place[block_id] = number
+        self._line.extend(block_ids)
+        self.size += len(block_ids)
 
     def take(self, overwritten: Sequence[int], woken: Sequence[int], uses: Sequence[int]) -> None:
         place, line = self._place, self._line
@@ -122,9 +124,10 @@ class LfuOrder:
     def first(self, count: int, but: Collection[int] = ()) -> list[int]:
         return list(islice((b for b in self if b not in but), count))
 
-    def push(self, block_id: int, uses: int) -> None:
-        self._lines.setdefault(uses, OrderedDict())[block_id] = None
-        self.size += 1
+    def extend(self, block_ids: Sequence[int], uses: Sequence[int]) -> None:
+        for block_id in block_ids:
+            self._lines.setdefault(uses[block_id], OrderedDict())[block_id] = None
+        self.size += len(block_ids)
 
     def take(self, overwritten: Sequence[int], woken: Sequence[int], uses: Sequence[int]) -> None:
         self.size -= len(overwritten) + len(woken)

@@ -21,12 +21,12 @@ def plan_decodes(state: SchedulerState, plan: StepPlan, budget: int) -> None:
     """One token for each decoding row, at most `budget` of them, the most senior first."""
     rows = state.rows
     if len(rows) > budget:
-        chosen = sorted(rows.requests, key=state.rank)[: max(budget, 0)]
+        chosen = state.by_seniority(rows.requests)[: max(budget, 0)]
         plan.chosen = []
         _grow_in_order(state, plan, [r for r in chosen if r.request_id in rows.due])
         plan.chosen = [r for r in chosen if r.status is RequestStatus.RUNNING and r.request_id not in plan.stalled]
     elif rows.due and not _grow_at_once(state, plan):
-        _grow_in_order(state, plan, sorted([table.request for table in rows.due.values()], key=state.rank))
+        _grow_in_order(state, plan, state.by_seniority([table.request for table in rows.due.values()]))
         if plan.stalled:
             plan.chosen = [r for r in rows.requests if r.request_id not in plan.stalled]
     plan.budget -= len(rows) if plan.chosen is None else len(plan.chosen)
@@ -49,7 +49,7 @@ def plan_catching_up(state: SchedulerState, plan: StepPlan, budget: int) -> None
     floor = plan.budget - budget
     splits = state.batch_rule.splits_prompts(state.config)
     threshold = state.config.long_prefill_token_threshold if splits else 0
-    for request in sorted(state.catching_up, key=state.rank):
+    for request in state.by_seniority(state.catching_up):
         left = plan.budget - floor
         if left <= 0:
             break

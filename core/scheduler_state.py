@@ -9,6 +9,7 @@ the lists and the request's own status can never disagree.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import attrgetter
@@ -170,6 +171,11 @@ class SchedulerState:
     def rank(self, request: Request) -> Key:
         """Seniority; the smallest of the running requests is never a victim."""
         return self.order.rank(request, self.config)
+
+    def by_seniority(self, requests: Iterable[Request]) -> list[Request]:
+        """The most senior first."""
+        field = self.order.rank_field
+        return sorted(requests, key=attrgetter(field) if field else self.rank)
 
     def senior(self) -> Request | None:
         """The most senior running request: it advances, whatever happens to the others."""

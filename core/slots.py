@@ -32,7 +32,7 @@ def by_slots(kind: type[T]) -> Callable[..., T]:
     lines = [f"made.{name} = {value}" for name, value in zip(names, values, strict=True)]
     code = "\n    ".join([f"def build({', '.join(values)}):", "made = new(twin)", *lines, "made.__class__ = kind", "return made"])
     scope: dict[str, Any] = {"new": _new, "twin": twin, "kind": kind}
-    exec(code, scope)  # noqa: S102  # the text is made of the names of fields only
+    exec(code, scope)  # the text is made of the names of fields only
     build: Callable[..., T] = scope["build"]
     return build
 
