@@ -90,6 +90,11 @@ class AdmissionMoment(StrEnum):
     BETWEEN_LAUNCHES = "between_launches"  # experiment: shows how churn invalidates captured shapes
 
 
+OFF = "off"
+OFF_KNOBS = frozenset({"long_prefill_token_threshold"})
+"""Knobs whose None means no limit; where a person writes values, the word is OFF."""
+
+
 def _require(ok: bool, message: str) -> None:
     if not ok:
         raise ConfigError(message)
@@ -106,6 +111,17 @@ def _int_in(name: str, value: Any, low: int, high: int) -> None:
 def _real_in(name: str, value: Any, low: float, high: float) -> None:
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high
     _require(ok, f"{name} is {value!r}; give a number from {low} to {high}")
+
+
+def _check_chunk(tokens: Any) -> None:
+    name = "long_prefill_token_threshold"
+    if tokens is None:
+        return
+    _require(
+        tokens != 0 or isinstance(tokens, bool),
+        f"{name} is 0, and with a chunk of 0 tokens no prompt would ever be read; give at least 1, or {OFF} for no limit",
+    )
+    _int_in(name, tokens, 1, 1_048_576)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +160,7 @@ class SchedulerConfig:
         max_num_seqs: most running requests (seats).
         max_num_batched_tokens: token budget of a step.
         enable_chunked_prefill: a prompt may be split over steps; only read by BatchPolicy.CHUNKED.
-        long_prefill_token_threshold: most prompt tokens of one request in a step; 0 means no limit.
+        long_prefill_token_threshold: most prompt tokens of one request in a step; None is off: no limit.
         watermark: share of the pool kept free at admission under AdmissionPolicy.WATERMARK.
         lookahead: how many requests behind a blocked head may be tried; 0 is strict head-of-line order.
         max_overtakes: a blocked head may be overtaken this often, then the queue is strict again.
@@ -158,7 +174,7 @@ class SchedulerConfig:
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
     enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold: int | None = None
     queue_policy: QueuePolicy = QueuePolicy.FCFS
     batch_policy: BatchPolicy = BatchPolicy.CHUNKED
     admission_policy: AdmissionPolicy = AdmissionPolicy.ON_DEMAND
@@ -194,7 +210,7 @@ class SchedulerConfig:
         _int_in("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1_048_576)
         _require(isinstance(self.enable_chunked_prefill, bool), "enable_chunked_prefill must be true or false")
         _require(isinstance(self.preemptive_priority, bool), "preemptive_priority must be true or false")
-        _int_in("long_prefill_token_threshold", self.long_prefill_token_threshold, 0, 1_048_576)
+        _check_chunk(self.long_prefill_token_threshold)
         _real_in("watermark", self.watermark, 0.0, 0.99)
         _int_in("lookahead", self.lookahead, 0, 10_000)
         _int_in("max_overtakes", self.max_overtakes, 0, 1_000_000)
@@ -204,6 +220,11 @@ class SchedulerConfig:
         _int_in("max_waiting", self.max_waiting, 1, 1_000_000)
         names = [t.name for t in self.tenants]
         _require(len(set(names)) == len(names), f"a tenant is listed twice in {names}")
+
+    @staticmethod
+    def from_older(values: dict[str, Any]) -> dict[str, Any]:
+        """Fields as an earlier version recorded them, in today's words: "no limit" was a chunk of 0."""
+        return values | ({"long_prefill_token_threshold": None} if values.get("long_prefill_token_threshold") == 0 else {})
 
     def tenant(self, name: str) -> TenantConfig:
         """Return the settings of a tenant; an unlisted one has weight 1 and no quota."""
@@ -320,7 +341,7 @@ def check_pair(scheduler: SchedulerConfig, cache: CacheConfig) -> None:
                 " lower the quota or raise max_num_seqs"
             )
     chunk = scheduler.long_prefill_token_threshold
-    if chunk and chunk > scheduler.max_num_batched_tokens:
+    if chunk is not None and chunk > scheduler.max_num_batched_tokens:
         raise ConfigError(
             f"long_prefill_token_threshold is {chunk}, above max_num_batched_tokens {scheduler.max_num_batched_tokens};"
             " a chunk never exceeds the budget, so lower it or raise the budget"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from core.config import CacheConfig, SchedulerConfig, replace_knobs
+from core.config import OFF, CacheConfig, SchedulerConfig, replace_knobs
 from core.lengths import LengthSpec
 from core.load_spec import ArrivalProcess, LoadSpec, PromptKind
 
@@ -48,8 +48,9 @@ class Fork:
     def differences(self) -> tuple[tuple[str, str, str], ...]:
         """(knob, first, second) of every knob in which the sides differ."""
         (knobs, pool), (others, other_pool) = self.first, self.second
-        found = [(f.name, str(getattr(knobs, f.name)), str(getattr(others, f.name))) for f in fields(knobs)]
-        found += [(f.name, str(getattr(pool, f.name)), str(getattr(other_pool, f.name))) for f in fields(pool)]
+        pairs = [(f.name, getattr(knobs, f.name), getattr(others, f.name)) for f in fields(knobs)]
+        pairs += [(f.name, getattr(pool, f.name), getattr(other_pool, f.name)) for f in fields(pool)]
+        found = [(name, *[OFF if v is None else str(v) for v in values]) for name, *values in pairs]
         return tuple((n, a, b) for n, a, b in found if a != b)
 
 

@@ -49,7 +49,8 @@ def _field_types(kind: type) -> dict[str, Any]:
 
 
 def from_plain(kind: Any, value: Any) -> Any:
-    """Build a value of the annotated type from plain data. Fields that are absent take their defaults.
+    """Build a value of the annotated type from plain data. Fields that are absent take their defaults; a type may
+    have a `from_older` that puts what an earlier version wrote into today's words.
 
     Raises:
         TraceError: for data that do not fit the type, naming what was found.
@@ -97,6 +98,8 @@ def _from_tuple(options: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
 def _from_fields(kind: type, value: Any) -> Any:
     if not isinstance(value, dict):
         raise TraceError(f"found {value!r} where {kind.__name__} is expected")
+    if from_older := getattr(kind, "from_older", None):
+        value = from_older(value)
     known = _field_types(kind)
     unknown = sorted(set(value) - set(known))
     if unknown:

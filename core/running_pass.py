@@ -48,7 +48,7 @@ def plan_catching_up(state: SchedulerState, plan: StepPlan, budget: int) -> None
         return
     floor = plan.budget - budget
     splits = state.batch_rule.splits_prompts(state.config)
-    threshold = state.config.long_prefill_token_threshold if splits else 0
+    threshold = state.config.long_prefill_token_threshold if splits else None
     for request in state.by_seniority(state.catching_up):
         left = plan.budget - floor
         if left <= 0:

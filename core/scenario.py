@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from core.config import CacheConfig, EngineConfig, SchedulerConfig, TenantConfig, check_pair
+from core.config import OFF, OFF_KNOBS, CacheConfig, EngineConfig, SchedulerConfig, TenantConfig, check_pair
 from core.devices import DeviceSpec, custom_device, device_named
 from core.errors import ConfigError
 from core.lengths import LengthSpec
@@ -106,6 +106,7 @@ class _Reader:
     def build(self, kind: Any, values: Mapping[str, Any], *path: str) -> Any:
         """A dataclass from a table; a bad value is blamed on the first key whose change to its default cures it."""
         known = {f.name for f in dataclasses.fields(kind)}
+        values = {key: None if key in OFF_KNOBS and value == OFF else value for key, value in values.items()}
         for key in values:
             if key not in known:
                 raise self.error(f"unknown key {key!r} in {'.'.join(path)}; known: {', '.join(sorted(known))}", *path, key)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from core.config import OFF, OFF_KNOBS
 from core.devices import DeviceSpec, device_named
 from core.errors import ConfigError
 from core.models_catalog import model_named
@@ -81,7 +82,8 @@ def _axis(knob: str, rest: str, base: WhatIf, devices: dict[str, DeviceSpec]) ->
         return Axis(knob, tuple(base.model if p == base.model.name else model_named(p) for p in pieces), tuple(pieces))
     values_of: list[Any] = []
     for piece in pieces:
-        values_of += _span(piece) if " to " in piece else [_value(piece)]
+        is_off = knob in OFF_KNOBS and piece.lower() == OFF
+        values_of += _span(piece) if " to " in piece else [None if is_off else _value(piece)]
     if len(values_of) > MAX_VALUES:
         raise ConfigError(f"{knob} has {len(values_of)} values; give at most {MAX_VALUES}")
     return Axis(knob, tuple(dict.fromkeys(values_of)))

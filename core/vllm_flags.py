@@ -109,7 +109,7 @@ def _vllm_scheduler(d: _Draft, s: SchedulerConfig) -> None:
     d.flag("--max-num-batched-tokens", s.max_num_batched_tokens)
     if s.batch_policy is BatchPolicy.CHUNKED:
         d.flag("--enable-chunked-prefill" if s.enable_chunked_prefill else "--no-enable-chunked-prefill")
-        d.flag("--long-prefill-token-threshold", s.long_prefill_token_threshold)
+        d.flag("--long-prefill-token-threshold", s.long_prefill_token_threshold or 0)  # there 0 is no limit
     elif s.batch_policy is BatchPolicy.WHOLE_PROMPTS:
         d.flag("--no-enable-chunked-prefill")
     else:

@@ -14,6 +14,7 @@ import streamlit as st
 from core.charts import formats, lanes
 from core.charts.before_after import span_s
 from core.comparison import Comparison, ComparisonState, equal_outputs
+from core.config import OFF_KNOBS
 from core.errors import BatchscopeError
 from core.forks import FORKS, Fork, fork, fork_of
 from core.load_spec import LoadSpec
@@ -23,6 +24,7 @@ from core.snapshot import EngineSnapshot
 from pages.parts import engine_access, frame, ticker
 from pages.parts.engine_access import Answer
 from pages.parts.knobs import MEMORY, SCHEDULER
+from pages.parts.limit import limit
 from pages.parts.paired import Pair, paired
 
 COMPARISON, ANSWER, CHOSEN = "fork_run", "fork_answer", "fork"
@@ -81,8 +83,8 @@ def _live_fork(snapshot: EngineSnapshot) -> Fork:
     knobs = {}
     for part in (snapshot.config.scheduler, snapshot.config.cache):
         for name in part.__dataclass_fields__:
-            value = st.session_state.get(f"cmp_{name}")
-            if value is not None and value != str(getattr(part, name)) and value != getattr(part, name):
+            value = st.session_state.get(f"cmp_{name}", getattr(part, name))
+            if (value is not None or name in OFF_KNOBS) and value != str(getattr(part, name)) and value != getattr(part, name):
                 knobs[name] = value
     load = engine_access.engine().load or LoadSpec()
     return fork_of(snapshot.config.scheduler, snapshot.config.cache, load, knobs, int(st.session_state.get("cmp_requests", 40)))
@@ -221,6 +223,8 @@ def _knobs() -> None:
                 st.selectbox(knob.label, options, index=options.index(str(value)), key=key, bind="query-params", help=knob.help)
             elif isinstance(value, bool):
                 st.toggle(knob.label, value=value, key=key, bind="query-params", help=knob.help)
+            elif knob.off:
+                limit(knob, value, key, bind="query-params")
             else:
                 step = type(value)(knob.step)
                 st.number_input(knob.label, value=value, step=step, key=key, bind="query-params", help=knob.help)

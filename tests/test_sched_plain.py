@@ -24,7 +24,7 @@ def life(seed: int, *, plain: bool) -> tuple[Any, ...]:
         block_size=rng.choice([1, 2, 4]),
         max_num_seqs=rng.randint(2, 8),
         max_num_batched_tokens=rng.randint(2, 24),
-        long_prefill_token_threshold=rng.choice([0, 0, 2]),
+        long_prefill_token_threshold=rng.choice([None, None, 2]),
         queue_policy=rng.choice([QueuePolicy.FCFS, QueuePolicy.FCFS, QueuePolicy.PRIORITY, QueuePolicy.SHORTEST_JOB]),
         caching=rng.random() < 0.7,
         preemption_mode=rng.choice(["swap", "recompute"]),

@@ -88,7 +88,7 @@ class Life:
             max_num_seqs=seats,
             max_num_batched_tokens=budget,
             enable_chunked_prefill=rng.random() < 0.8,
-            long_prefill_token_threshold=rng.choice([0, 0, min(3, budget)]),
+            long_prefill_token_threshold=rng.choice([None, None, min(3, budget)]),
             queue_policy=rng.choice(list(QueuePolicy)),
             batch_policy=rng.choice(list(BatchPolicy)),
             admission_policy=rng.choice(list(AdmissionPolicy)),

@@ -20,6 +20,7 @@ class Knob:
         target: "scheduler", "cache" or "load": whose field `name` is.
         choices: an enumeration for a list to choose from; else the type of the present value decides the widget.
         step: increment of a number.
+        off: what an empty field means, for a knob that may be None.
         only_for: for knobs of a load, the arrival processes that read it; empty means all.
     """
 
@@ -29,6 +30,7 @@ class Knob:
     help: str
     choices: type[StrEnum] | None = None
     step: float | int = 1
+    off: str = ""
     only_for: tuple[ArrivalProcess, ...] = ()
 
 
@@ -93,8 +95,9 @@ SCHEDULER = (
         "scheduler",
         "long_prefill_token_threshold",
         "long_prefill_token_threshold",
-        "Most prompt tokens of one request in a step; 0 is no limit.",
+        "Most prompt tokens of one request in a step; empty is no limit (0 in vLLM). SGLang chunked_prefill_size.",
         step=16,
+        off="no limit",
     ),
     Knob(
         "scheduler",

@@ -17,6 +17,7 @@ from core.snapshot import EngineSnapshot
 from pages.parts import frame
 from pages.parts.engine_access import Access, Answer, engine
 from pages.parts.knobs import LOAD, MEMORY, SCHEDULER, Knob
+from pages.parts.limit import limit
 
 _ANSWERS = "settings_answers"
 MODELS = ("smollm2", "synthetic", "tiny")
@@ -116,6 +117,8 @@ def _widget(knob: Knob, value: Any, locked: bool) -> None:
         st.selectbox(knob.label, options, index=options.index(str(value)), **common)
     elif isinstance(value, bool):
         st.toggle(knob.label, value=value, **common)
+    elif knob.off:
+        limit(knob, value, **common)
     elif isinstance(value, int):
         st.number_input(knob.label, value=value, step=int(knob.step), **common)
     else:

@@ -15,7 +15,7 @@ from typing import Any
 
 import streamlit as st
 
-from core.config import AdmissionPolicy, BatchPolicy, EvictionPolicy, PreemptionMode, QueuePolicy, VictimPolicy
+from core.config import OFF, OFF_KNOBS, AdmissionPolicy, BatchPolicy, EvictionPolicy, PreemptionMode, QueuePolicy, VictimPolicy
 from core.devices import DEVICES, DeviceSpec, custom_device
 from core.errors import BatchscopeError
 from core.model_spec import ModelSpec
@@ -26,6 +26,7 @@ from core.whatif import WhatIf
 from core.whatif_base import LiveBase
 from pages.parts import frame, whatif_load
 from pages.parts.knobs import MEMORY, SCHEDULER, Knob
+from pages.parts.limit import limit
 
 HERE, CUSTOM, PASTED = "this machine", "custom", "config.json"
 WEIGHT_DTYPES = ("bfloat16", "float16", "fp8", "int8", "int4", "float32")
@@ -165,6 +166,10 @@ def _knob(knob: Knob, live: Any) -> Any:
                                 bind="query-params", help=knob.help)  # fmt: skip
         ghost(live, value)
         return float(value)
+    if knob.off:
+        chosen = limit(knob, live, PREFIX + knob.name, bind="query-params")
+        ghost(*[knob.off if value is None else value for value in (live, chosen)])
+        return chosen
     return number(knob.name, knob.label, int(live), step=int(knob.step), help_text=knob.help)
 
 
@@ -276,7 +281,8 @@ def _words(value: Any) -> str:
 
 def _changes(live: WhatIf, target: WhatIf) -> tuple[tuple[str, str, str], ...]:
     """What is not as it is live."""
-    pairs = [(n, getattr(live.scheduler, n), getattr(target.scheduler, n)) for n in _SCHEDULER]
+    whats = (live, target)
+    pairs = [(n, *[OFF if (v := getattr(w.scheduler, n)) is None and n in OFF_KNOBS else v for w in whats]) for n in _SCHEDULER]
     names = (
         "model",
         "device",

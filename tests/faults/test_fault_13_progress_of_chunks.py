@@ -30,8 +30,8 @@ def test_five_chunks_and_no_block_too_many(caching: bool, of_request: bool) -> N
     assert tokens == _tokens(512, caching=caching, of_request=of_request)[0]
 
 
-@pytest.mark.parametrize("threshold", [0, 3, 8])
-def test_a_chunk_threshold_changes_the_chunks_and_not_the_tokens(threshold: int) -> None:
+@pytest.mark.parametrize("threshold", [None, 3, 8])
+def test_a_chunk_threshold_changes_the_chunks_and_not_the_tokens(threshold: int | None) -> None:
     driver = Driver(create_scheduler(block_size=4, max_num_batched_tokens=16, long_prefill_token_threshold=threshold))
     request = create_request("R", 40, 4)
     driver.add(request)
