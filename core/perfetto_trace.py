@@ -4,13 +4,15 @@
                         counters          KV blocks, batch, tokens in the step, intensity
     process "requests"  track a request   [queue][prefill][decode    ][preempted][prefill][decode]   a mark at every token
 
-Times are microseconds from the first event of the run. Slices of a track nest and never overlap.
+Times are microseconds from the first event of the run, in eighths: binary fractions and whole nanoseconds, so that the end
+of a slice and the beginning of the next are one number to every reader. Slices of a track nest and never overlap.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +89,19 @@ def _tell_step(entry: StepEntry, tell: Any, tokens: dict[str, list[float]]) -> N
 
 
 def _us(seconds: float) -> float:
-    """Microseconds to the nanosecond."""
-    return round(seconds * 1e6, 3)
+    """Microseconds, in eighths: begin + duration has no rounding error, nor has a conversion to nanoseconds."""
+    return round(seconds * 8e6) / 8
 
 
 def _slice(pid: int, tid: int, name: str, start_s: float, end_s: float, **args: Any) -> Event:
     start = _us(start_s)
-    event: Event = {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": start, "dur": round(max(_us(end_s) - start, 0.0), 3)}
+    event: Event = {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": start, "dur": max(_us(end_s) - start, 0.0)}
     return event | ({"args": args} if args else {})
+
+
+def _parts(slices: Iterator[Event]) -> Iterator[Event]:
+    """Without slices of no length: where one of them belongs in a stack is anybody's guess."""
+    return (event for event in slices if event["dur"] > 0.0)
 
 
 def _name(pid: int, tid: int, what: str, name: str, index: int) -> Iterator[Event]:
@@ -104,21 +111,18 @@ def _name(pid: int, tid: int, what: str, name: str, index: int) -> Iterator[Even
 
 def step_events(steps: Sequence[StepRecord], origin_s: float) -> Iterator[Event]:
     """The steps with their parts, and the counters."""
+    end_s = 0.0
     for r in steps:
-        start_s = r.start_s - origin_s
+        start_s = max(r.start_s - origin_s, end_s)  # a step that begins as the last one ends may seem a hair earlier
         end_s = start_s + r.duration_s
         yield _slice(
             ENGINE, STEPS_TRACK, f"step {r.step}", start_s, end_s,
             bound_by=r.bound_by, prefill_tokens=r.prefill_tokens, decode_tokens=r.decode_tokens, admitted=r.admitted,
             finished=r.finished, preempted=r.preempted, kind=r.kind,
         )  # fmt: skip
-        at = start_s
-        for part in PARTS:
-            spent = getattr(r, f"{part}_s")
-            if spent > 0:
-                until = min(at + spent, end_s)
-                yield _slice(ENGINE, STEPS_TRACK, part, at, until)
-                at = until
+        ends = accumulate((getattr(r, f"{part}_s") for part in PARTS), initial=start_s)
+        spans = pairwise(min(at, end_s) for at in ends)
+        yield from _parts(_slice(ENGINE, STEPS_TRACK, part, *span) for part, span in zip(PARTS, spans, strict=True))
         ts = _us(start_s)
         counters: dict[str, dict[str, float]] = {
             "KV blocks": {"live": r.blocks_live, "cached": r.blocks_cached, "free": r.blocks_free},
@@ -143,8 +147,7 @@ def request_events(stories: Sequence[Story], origin_s: float, now_s: float) -> I
             REQUESTS, tid, story.request_id, first, last,
             tenant=story.tenant, prompt_tokens=story.prompt_tokens, output_tokens=story.output_tokens, end=story.status,
         )  # fmt: skip
-        for phase, start_s, end_s in spans:
-            yield _slice(REQUESTS, tid, phase, start_s - origin_s, end_s - origin_s)
+        yield from _parts(_slice(REQUESTS, tid, phase, a - origin_s, b - origin_s) for phase, a, b in spans)
         for time_s in story.token_times_s:
             if marks < MAX_TOKEN_MARKS:
                 marks += 1

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +22,11 @@ from core.snapshot import BlockMapView
 
 STATES = ("live", "cached", "free")
 MOST_COLUMNS = 64
+MOST_ON_PAPER = 16_384
+
+
+COLOURS = ("state", "owner", "age", "fill", "sharing")
+"""What the colour of a cell can stand for, as on the page."""
 
 
 def columns_of(num_blocks: int) -> int:
@@ -29,7 +35,7 @@ def columns_of(num_blocks: int) -> int:
 
 
 def block_frame(view: BlockMapView) -> pd.DataFrame:
-    """Columns block, column, row, top (where the filled part begins), state, tokens, refs, owner."""
+    """Columns block, column, row, top (where the filled part begins), state, tokens, refs, owner, age (steps), fill."""
     c = columns(view)
     wide = columns_of(view.num_blocks)
     blocks = np.arange(view.num_blocks)
@@ -46,13 +52,57 @@ def block_frame(view: BlockMapView) -> pd.DataFrame:
             "tokens": np.rint(fill * view.block_size).astype(int),
             "refs": c.refs,
             "owner": names[c.owner],
+            "age": c.last_use,
+            "fill": np.round(fill, 3),
         }
     )
 
 
-@lru_cache(maxsize=4)
-def block_map_spec(theme: Theme, height: int = 220) -> dict[str, Any]:
-    """Cells in rows; a thin frame for each, its lower part coloured by state."""
+def _linear(value: float) -> float:
+    return 12.92 * value if value <= 0.0031308 else 1.055 * value ** (1 / 2.4) - 0.055
+
+
+def hue_hex(hue: float, lightness: float = 0.58, chroma: float = 0.13) -> str:
+    """The hue of a request on a light ground as red, green and blue (Oklch to sRGB), for files that know no other."""
+    a, b = chroma * math.cos(math.radians(hue)), chroma * math.sin(math.radians(hue))
+    l3, m3, s3 = (
+        (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3,
+        (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3,
+        (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3,
+    )
+    rgb = (
+        4.0767416621 * l3 - 3.3077115913 * m3 + 0.2309699292 * s3,
+        -1.2684380046 * l3 + 2.6097574011 * m3 - 0.3413193965 * s3,
+        -0.0041960863 * l3 - 0.7034186147 * m3 + 1.7076147010 * s3,
+    )
+    return "#" + "".join(f"{round(255 * min(max(_linear(max(c, 0.0)), 0.0), 1.0)):02X}" for c in rgb)
+
+
+def owner_colours(frame: pd.DataFrame, hues: Mapping[str, int]) -> pd.DataFrame:
+    """The frame with a column `colour`: the hue of each cell's owner, grey where nobody holds it."""
+    known = {owner: hue_hex(hues[owner]) if owner in hues else style.IDLE for owner in frame["owner"].unique()}
+    return frame.assign(colour=frame["owner"].map(known))
+
+
+def _colour(theme: Theme, by: str) -> dict[str, Any]:
+    """The colour channel for one meaning."""
+    if by == "owner":
+        return {"field": "colour", "type": "nominal", "scale": None}
+    if by == "state":
+        tones = [style.colour("useful", theme), style.colour("cached", theme), theme.grid]
+        return {"field": "state", "type": "nominal", "title": None, "scale": {"domain": list(STATES), "range": tones}}
+    field, title, ramp = {
+        "age": ("age", "steps since last use", style.VIRIDIS),
+        "fill": ("fill", "share of slots in use", style.CIVIDIS),
+        "sharing": ("refs", "block tables that hold it", style.CIVIDIS),
+    }[by]
+    legend = {"orient": "bottom", "direction": "horizontal", "gradientLength": 160, "tickMinStep": 1 if field != "fill" else 0.25}
+    return {"field": field, "type": "quantitative", "title": title, "scale": {"range": list(ramp)}, "legend": legend}
+
+
+@lru_cache(maxsize=16)
+def block_map_spec(theme: Theme, height: int = 220, by: str = "state") -> dict[str, Any]:
+    """Cells in rows; a thin frame for each, its lower part coloured by one of `COLOURS`."""
     x = {"field": "column", "type": "quantitative", "axis": None, "scale": {"nice": False, "zero": True}}
     scale = {"reverse": True, "nice": False, "zero": True}
     tooltip = [{"field": name, "type": "nominal"} for name in ("block", "state", "tokens", "refs", "owner")]
@@ -76,15 +126,7 @@ def block_map_spec(theme: Theme, height: int = 220) -> dict[str, Any]:
             "x2": {"field": "right"},
             "y": {"field": "top", "type": "quantitative", "axis": None, "scale": scale},
             "y2": {"field": "bottom"},
-            "color": {
-                "field": "state",
-                "type": "nominal",
-                "title": None,
-                "scale": {
-                    "domain": list(STATES),
-                    "range": [style.colour("useful", theme), style.colour("cached", theme), theme.grid],
-                },
-            },
+            "color": _colour(theme, by),
             "tooltip": tooltip,
         },
     }

@@ -65,7 +65,7 @@ class Exporter:
         """One figure in one of `core.report.render.FORMATS`."""
         if fmt in ("csv", "parquet"):
             return data_file(figure_data(figure), fmt)
-        caption = Caption(figure.title, figure.span, self.facts)
+        caption = Caption(figure.title, figure.span, self.facts, figure.how)
         return picture(print_spec(figure.filled(), figure.main, caption, width_cm=width_cm), fmt)
 
     def figure_files(

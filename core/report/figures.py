@@ -190,7 +190,8 @@ class FigureSet:
         self._need(index < len(chosen), "the run is too short for so many block maps")
         self.view.seek(chosen[index])
         picture = self.view.latest()
-        self._need(0 < picture.blocks.num_blocks <= 16_384, "a pool of this size does not fit on paper, cell by cell")
+        fits = 0 < picture.blocks.num_blocks <= block_map.MOST_ON_PAPER
+        self._need(fits, "a pool of this size does not fit on paper, cell by cell")
         frame = block_map.block_frame(picture.blocks)
         rows = int(frame["row"].max()) + 1
         pool = picture.pool

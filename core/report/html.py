@@ -35,12 +35,17 @@ td,th{padding:3px 16px 3px 0;text-align:left;vertical-align:top;border-bottom:1p
 th{color:#59646F;font-weight:400}td:not(:last-child){white-space:nowrap}
 figure{margin:14px 0 26px}figure div{width:100%%}.scroll{overflow-x:auto}
 figcaption{font-size:13px;color:#59646F}figcaption b{display:block;color:#1A2129;font-size:15px}
+@media(max-width:640px){td:not(:last-child){white-space:normal}td,th{padding-right:10px;font-size:13px}td:last-child{min-width:9em}}
 nav{font-size:14px;margin:12px 0}nav a{color:#0072B2;margin-right:14px}.quiet{color:#59646F;font-size:13px}
 """
 
 _SCRIPT = """
 for (const box of document.querySelectorAll("figure div[data-figure]")) {
   const spec = JSON.parse(document.getElementById("spec-" + box.dataset.figure).textContent);
+  if (box.clientWidth < 560) {  // a legend does not break its lines by itself
+    const below = {direction: "vertical"};
+    spec.config.legend = {...spec.config.legend, columns: 3, layout: {top: below, bottom: below}};
+  }
   vegaEmbed(box, spec, {renderer: "svg", actions: {export: true, source: false, compiled: false, editor: false},
     downloadFileName: box.dataset.figure}).catch((error) => { box.textContent = "This figure cannot be drawn: " + error; });
 }

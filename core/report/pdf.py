@@ -106,23 +106,39 @@ def column_widths(table: Table) -> list[float]:
 
 
 def _table(pages: _Pages, table: Table) -> None:
+    """Rows one below the other; on a new page the heads of the columns stand again."""
     widths = column_widths(table)
-    rows = ([(table.columns, _MUTED)] if any(table.columns) else []) + [(row, "#000000") for row in table.rows]
-    for cells, colour in rows:
-        broken = [wrap(cell, BODY, room - 8) for cell, room in zip(cells, widths, strict=True)]
-        high = max(len(lines) for lines in broken) * BODY * 1.35 + 2
-        pages.need(high)
-        x = MARGIN
-        for lines, room in zip(broken, widths, strict=True):
-            for k, words in enumerate(lines):
-                pages.text(x, words, BODY, colour=colour, dy=(k + 1) * BODY * 1.35)
-            x += room
-        pages.y += high
+    head = table.columns if any(table.columns) else None
+    for number, cells in enumerate(table.rows):
+        page = len(pages.pages)
+        heads = _high(head, widths) if head is not None and not number else 0.0
+        pages.need(heads + _high(cells, widths))
+        if head is not None and (not number or len(pages.pages) > page):
+            _row(pages, head, widths, _MUTED)
+        _row(pages, cells, widths, "#000000")
     pages.y += 8
 
 
+def _broken(cells: tuple[str, ...], widths: list[float]) -> list[list[str]]:
+    return [wrap(cell, BODY, room - 8) for cell, room in zip(cells, widths, strict=True)]
+
+
+def _high(cells: tuple[str, ...], widths: list[float]) -> float:
+    return max(len(lines) for lines in _broken(cells, widths)) * BODY * 1.35 + 2
+
+
+def _row(pages: _Pages, cells: tuple[str, ...], widths: list[float], colour: str) -> None:
+    x = MARGIN
+    for lines, room in zip(_broken(cells, widths), widths, strict=True):
+        for k, words in enumerate(lines):
+            pages.text(x, words, BODY, colour=colour, dy=(k + 1) * BODY * 1.35)
+        x += room
+    pages.y += _high(cells, widths)
+
+
 def _figure(pages: _Pages, figure: Figure, facts: RunFacts) -> None:
-    spec = print_spec(figure.filled(), figure.main, Caption(figure.title, figure.span, facts), width_cm=FIGURE_CM)
+    caption = Caption(figure.title, figure.span, facts, figure.how)
+    spec = print_spec(figure.filled(), figure.main, caption, width_cm=FIGURE_CM)
     pages.picture(svg_text(spec), ROOM, spec["height"] / PX_PER_PT)
 
 

@@ -113,14 +113,16 @@ def print_spec(
     Args:
         spec: a chart's specification, made for `theme`.
         data: its data; None where they are in its `datasets`.
-        height_cm: of the plot without axes, legend and caption; None keeps a proportion that suits the width.
+        height_cm: of the plot without axes, legend and caption; None keeps a proportion that suits the width, or the
+            specification's own height if it says that it is tall.
     """
     width_px = width_cm * PX_PER_CM
     room = width_px - 14
     head = wrap(caption.title, MIN_TEXT_PX, room, bold=True)
-    lines = wrap(caption.text(), MIN_TEXT_PX, room)
+    lines = [*(wrap(caption.how, MIN_TEXT_PX, room) if caption.how else ()), *wrap(caption.text(), MIN_TEXT_PX, room)]
     own = float(spec.get("height", 200))
-    plot_px = height_cm * PX_PER_CM if height_cm is not None else min(own, max(0.5 * width_px, 170.0))
+    most = own if spec.get("usermeta", {}).get("tall") else max(0.5 * width_px, 170.0)
+    plot_px = height_cm * PX_PER_CM if height_cm is not None else min(own, most)
     figure: Spec = with_data(
         repainted({k: v for k, v in spec.items() if k != "datasets"}, colours_from(theme)) | _sets(spec), data
     )

@@ -178,9 +178,16 @@ def _pair_cell(value: float | None, unit: str) -> str:
     return formats.percent(value) if unit == "share" else formats.figures(value)
 
 
+_PAIRS = {
+    "output_tokens_per_s": "output tokens/s", "ttft_p50": "TTFT p50", "ttft_p99": "TTFT p99", "itl_p50": "ITL p50",
+    "itl_p99": "ITL p99", "tpot_p50": "TPOT p50", "e2e_p50": "E2E p50", "e2e_p99": "E2E p99", "mean_step_s": "mean step",
+    "mean_batch": "mean batch", "full_batch_share": "full-batch share",
+}  # fmt: skip
+
+
 def _pair_row(pair: Pair) -> tuple[str, ...]:
     error = formats.NONE if pair.error is None else f"{100 * pair.error:+.1f} %"
-    return (pair.name, _pair_cell(pair.predicted, pair.unit), _pair_cell(pair.measured, pair.unit), error)
+    return (_PAIRS.get(pair.name, pair.name), _pair_cell(pair.predicted, pair.unit), _pair_cell(pair.measured, pair.unit), error)
 
 
 def prediction_section(bundle: RunBundle) -> Section:
