@@ -23,6 +23,7 @@ from core.cost_model import CostModel, cost_model
 from core.detectors import Verdict
 from core.devices import DeviceSpec
 from core.records import StepRecord
+from core.report.caption import RunFacts
 from core.roofline import CurvePoint
 from core.snapshot import EngineSnapshot
 from pages.parts import frame, ticker
@@ -260,6 +261,12 @@ def _configuration(states: Sequence[TargetState]) -> None:
             st.dataframe(pd.DataFrame(sorted(s.page.info.items()), columns=["label", "value"]), hide_index=True, height=240)
 
 
+def _served(view: View) -> RunFacts:
+    """What the captions of saved figures say: the models that are served and on what; their load is not known."""
+    models = sorted({s.page.model for s in view.states if s.page and s.page.model})
+    return RunFacts(", ".join(models), "", view.device.name if view.device else "", "", None, "measured")
+
+
 def _details(view: View) -> None:
     drawings = (
         lambda: _latency(view),
@@ -308,6 +315,7 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
             return
         server_table(states, watch.now(), one)
         view = _view(watch, tuple(s for s in states if one is None or s.name == one), snapshot)
+        frame.figures_are_of(_served(view))
         show_tiles(attach_tiles.tiles(view.seen, view.scheduler, view.tokens, view.latency), key="attach_tiles")
         inferred = any(s.seats_inferred for s in view.states)
         facts(attach_tiles.facts(view.seen, view.device, inferred))

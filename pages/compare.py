@@ -21,7 +21,7 @@ from core.load_spec import LoadSpec
 from core.records import StepRecord
 from core.run_summary import LOWER_IS_BETTER, RunSummary, improvement
 from core.snapshot import EngineSnapshot
-from pages.parts import engine_access, frame, ticker
+from pages.parts import engine_access, frame, save_as, ticker
 from pages.parts.engine_access import Answer
 from pages.parts.knobs import MEMORY, SCHEDULER
 from pages.parts.limit import limit
@@ -133,7 +133,7 @@ def _pairs(first: RunSummary, second: RunSummary | None, names: tuple[str, str])
         Pair(label, unit, first.value(name), second.value(name) if second else None, _better(name))
         for name, label, unit in FIGURES
     ]
-    paired(rows, names, dashed=(False, False))
+    paired(rows, names, key="fork_pairs", dashed=(False, False))
 
 
 def _better(name: str) -> int:
@@ -147,6 +147,7 @@ def _result(state: ComparisonState, chosen: Fork) -> None:
     if first is None or not first.records:
         frame.empty("The lanes appear when the first run has ended.", key="fork", height=300)
         return
+    frame.figures_are_of(save_as.facts_under(first.load))
     _verdict(state, chosen)
     left, right = st.columns([0.6, 0.4], gap="medium")
     with left:

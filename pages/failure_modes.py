@@ -15,7 +15,7 @@ from core.failure_modes import FAILURE_MODES, FailureMode, failure_mode
 from core.records import StepRecord
 from core.run_summary import RunSummary, improvement
 from core.snapshot import EngineSnapshot
-from pages.parts import engine_access, frame, ticker
+from pages.parts import engine_access, frame, save_as, ticker
 from pages.parts.engine_access import Answer
 
 COMPARISON = "comparison"
@@ -119,6 +119,7 @@ def _result(state: ComparisonState) -> None:
     if before is None:
         frame.empty("The figures appear when the first run has ended.", key="comparison", height=260)
         return
+    frame.figures_are_of(save_as.facts_under(before.load))
     frame.figure_head(
         f"{state.mode.title}: the same load, before and after the cure",
         f"{before.summary.kind} · {len(before.requests)} requests · seed {before.load.seed}",

@@ -89,7 +89,8 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
         frame.figure_head(
             "Who holds a seat in the batch?",
             frame.kind_of(snapshot),
-            how=f"Each bar is one request: orange reads its prompt, blue writes its answer. {style.HOW_TO_ZOOM}",
+            how="Each bar is one request: orange reads its prompt, blue writes its answer.",
+            on_screen=style.HOW_TO_ZOOM,
         )
         with st.container(key="home_hero"):
             _hero(snapshot)

@@ -16,7 +16,7 @@ from core.config import AdmissionPolicy
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot, RequestView
 from pages.parts import frame, ticker
-from pages.parts.block_canvas import MODES, block_canvas, pack, picked
+from pages.parts.block_canvas import MODES, block_canvas, block_figure, pack, picked
 from pages.parts.facts import facts, moment
 
 MAP = "block_map"
@@ -78,8 +78,8 @@ def _figures(snapshot: EngineSnapshot, pool: Occupancy) -> None:
 
 def _over_steps(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     ground, span = frame.theme(), frame.span_of(history)
-    how = f"Live + cached + free is the pool at every step; a red triangle is a preemption. {kv.HOW_TO_ZOOM}"
-    frame.figure_head("How full is the pool?", span, how=how)
+    how = "Live + cached + free is the pool at every step; a red triangle is a preemption."
+    frame.figure_head("How full is the pool?", span, how=how, on_screen=kv.HOW_TO_ZOOM)
     alt = "Live, cached and free blocks by step, stacked"
     frame.chart(table(kv.pool_frame(history)), kv.pool_spec(ground), key="kv_pool", alt=alt)
     frame.figure_head(
@@ -179,8 +179,9 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     """Draw the page from one picture."""
     mode, chosen = _controls(snapshot)
     title = f"All {formats.count(snapshot.blocks.num_blocks)} physical blocks"
-    frame.figure_head(title, moment(snapshot), how=f"{HOW[mode]} {CAPTIONS}")
+    frame.figure_head(title, moment(snapshot), how=HOW[mode], on_screen=CAPTIONS)
     known = (*snapshot.running, *snapshot.preempted, *snapshot.ended)
+    frame.can_be_saved("kv_map", lambda: block_figure(snapshot, mode, frame.theme()))
     block_canvas(pack(snapshot.blocks, known, mode=mode, chosen=chosen), key=MAP, on_pick=_take_pick)
     pool = occupancy(snapshot.blocks)
     _figures(snapshot, pool)

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from core.charts import batch_timeline, style
+from core.charts import batch_timeline, sets, style
 from core.charts.arrow import table
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot
-from pages.parts import engine_access, frame, linked, ticker
-from pages.parts.block_canvas import block_canvas, pack, picked
+from pages.parts import engine_access, frame, linked, save_as, ticker
+from pages.parts.block_canvas import block_canvas, block_figure, pack, picked
 from pages.parts.element import trigger
 from pages.parts.facts import moment
 from pages.parts.request_sets import choose, chosen_request, request_sets, table_rows
@@ -23,6 +23,8 @@ from pages.parts.tiles import draw_tiles
 
 TABS = ("Requests, blocks, roofline", "Batch size", "Step times", "Table view")
 TABLE_STEPS = 100
+QUESTION = "What is in the batch right now?"
+SAVED_SETS = "One bar a request, to one scale: running ones first, then what was preempted and the head of the queue."
 
 
 def _timeline(history: Sequence[StepRecord]) -> None:
@@ -30,7 +32,8 @@ def _timeline(history: Sequence[StepRecord]) -> None:
         "What was each step made of?",
         frame.span_of(history),
         how="Tokens of a step, stacked up to the budget line. Above it: triangle up = admitted, triangle down = preempted,"
-        f" dot = finished. {style.HOW_TO_ZOOM}",
+        " dot = finished.",
+        on_screen=style.HOW_TO_ZOOM,
     )
     spec = batch_timeline.composition_spec(frame.theme())
     data = batch_timeline.composition_table(history)
@@ -45,12 +48,15 @@ def _linked(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
         frame.figure_head(
             "Where did each request spend its time?",
             f"engine time (s) · {frame.kind_of(snapshot)}",
-            how=f"One lane a request, oldest at the top. Point at one to see its blocks and its steps. {style.HOW_TO_ZOOM}",
+            how="One lane a request, oldest at the top.",
+            on_screen=f"Point at one to see its blocks and its steps. {style.HOW_TO_ZOOM}",
         )
+        frame.can_be_saved("live_gantt", lambda: linked.gantt_figure(snapshot, frame.theme()))
         linked.draw_gantt(snapshot, chosen, key="live_gantt", on_pick=_pick_lane)
     with right:
         frame.figure_head("Which blocks does it hold?", moment(snapshot), how="Each cell is a KV block in the hue of its owner.")
         known = (*snapshot.running, *snapshot.preempted, *snapshot.ended)
+        frame.can_be_saved("live_blocks", lambda: block_figure(snapshot, "owner", frame.theme()))
         with st.container(key="live_blocks", height=270, border=False):
             block_canvas(pack(snapshot.blocks, known, mode="owner", chosen=chosen), key="live_map", on_pick=_pick_block)
         frame.figure_head(
@@ -59,6 +65,8 @@ def _linked(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
             how="Square: mostly prefill; round: mostly decode.",
         )
         data = linked.steps_payload(snapshot, history, 190)
+        if data is not None:
+            frame.can_be_saved("live_roofline", lambda: linked.steps_figure(snapshot, history, frame.theme()))
         with st.container(key="live_steps", height=200, border=False):
             if data is None:
                 st.caption("The ceilings are measured once, right after the model is loaded.")
@@ -80,7 +88,8 @@ def _batch(history: Sequence[StepRecord]) -> None:
     frame.figure_head(
         "How large is the batch, and what waits?",
         frame.span_of(history),
-        how=f"Running below the dotted seats line while requests wait: memory or budget binds. {style.HOW_TO_ZOOM}",
+        how="Running below the dotted seats line while requests wait: memory or budget binds.",
+        on_screen=style.HOW_TO_ZOOM,
     )
     spec = batch_timeline.batch_spec(frame.theme())
     frame.chart(table(batch_timeline.batch_frame(history)), spec, key="live_batch", alt="Running, waiting and preempted by step")
@@ -90,7 +99,8 @@ def _times(history: Sequence[StepRecord]) -> None:
     frame.figure_head(
         "Where does the time of a step go?",
         frame.span_of(history),
-        how=f"Grey is the forward pass, colours are host work. {style.HOW_TO_ZOOM}",
+        how="Grey is the forward pass, colours are host work.",
+        on_screen=style.HOW_TO_ZOOM,
     )
     spec = batch_timeline.times_spec(frame.theme())
     frame.chart(table(batch_timeline.times_frame(history)), spec, key="live_times", alt="Milliseconds of each step by part")
@@ -138,6 +148,10 @@ def _empty(snapshot: EngineSnapshot) -> None:
 
 def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     """Draw the page from one picture."""
+    save_as.control(
+        "sets", lambda: sets.sets_figure(snapshot, frame.theme()), title=QUESTION, span=moment(snapshot), how=SAVED_SETS,
+        theme=frame.theme(),
+    )  # fmt: skip
     request_sets(snapshot)
     with st.container(key="live_timeline"):
         if history:
@@ -161,4 +175,4 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     frame.footer()
 
 
-ticker.live("What is in the batch right now?", render, look_back=True)
+ticker.live(QUESTION, render, look_back=True)

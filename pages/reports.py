@@ -24,6 +24,7 @@ JOB = "export_job"
 UPLOAD_MB = 100
 PROBLEM = "reports_problem"
 VERDICT = "reports_verdict"
+FILES_SEEN = "reports_files_seen"
 ASKED = {
     SUFFIX: ("Run bundle", "zip: config, seed, arrivals, every step and request, events, machine", "application/zip"),
     ".trace.json": ("Trace", "opens in ui.perfetto.dev or chrome://tracing", "application/json"),
@@ -84,9 +85,8 @@ def _take(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
             "Make bundle and report" if job is None else "Make them again",
             type="primary", icon=":material/inventory_2:", on_click=_make, key="make_report", disabled=running or not history,
         )  # fmt: skip
-        ready = job.files() if job is not None else {}
-        if running:
-            st.caption(f"{len(ready)} of {len(PARTS)} files are there; the engine runs on meanwhile.")
+        if running and job is not None:
+            st.caption(f"{len(job.files())} of {len(PARTS)} files are there; the engine runs on meanwhile.")
         elif job is not None and not job.error:
             st.caption("All files are there.")
         elif not history:
@@ -94,6 +94,13 @@ def _take(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     with st.container(key="reports_problem"):
         if job is not None and job.error:
             st.error(frame.plain(job.error), icon=":material/error:")
+
+
+def _files() -> None:
+    """The files to save. They do not tick: with each drawing of a button the server forgets the one before it, so a press
+    on a button that is drawn anew all the time may be lost."""
+    job = _job()
+    ready = job.files() if job is not None else {}
     with st.container(key="reports_files"):
         for part, (label, about, mime) in ASKED.items():
             with st.container(horizontal=True, vertical_alignment="center", key=f"file_{part.strip('.').replace('.', '_')}"):
@@ -109,7 +116,12 @@ def _take(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
 
 
 def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
-    """What follows the run; opening a bundle is drawn after it and does not tick."""
+    """What follows the run; files and opening a bundle are drawn after it and do not tick."""
+    job = _job()
+    there = tuple(job.files()) if job is not None else ()
+    if st.session_state.setdefault(FILES_SEEN, there) != there:
+        st.session_state[FILES_SEEN] = there
+        st.rerun()  # the part that does not tick offers another file now
     _take(snapshot, history)
 
 
@@ -180,5 +192,6 @@ ticker.live(
     about="Everything that others need to see it, check it and repeat it.",
     history_steps=20_000,
 )
+_files()
 _bundles()
 frame.footer()

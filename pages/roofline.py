@@ -118,7 +118,8 @@ def _hero(view: View) -> None:
         span,
         how="A dot is a step, the newest is ringed, old ones fade. On the slopes memory sets the time, under the roof arithmetic."
         f" Dashes: the model for batch 1 to {formats.count(view.most)}, {formats.count(view.context)} tokens of context each."
-        f"{lit} {kv.HOW_TO_ZOOM}",
+        f"{lit}",
+        on_screen=kv.HOW_TO_ZOOM,
     )
     data = roofline.roofline_data(dots, view.points, view.under)
     _draw(
@@ -199,8 +200,8 @@ def _facts(view: View) -> None:
 def _intensity(history: Sequence[StepRecord]) -> None:
     ground = frame.theme()
     rows = step_cost.intensity_frame(history)
-    how = f"FLOP/B above, requests in the step below. {kv.HOW_TO_ZOOM}"
-    frame.figure_head("How do intensity and batch move together?", frame.span_of(history), how=how)
+    how = "FLOP/B above, requests in the step below."
+    frame.figure_head("How do intensity and batch move together?", frame.span_of(history), how=how, on_screen=kv.HOW_TO_ZOOM)
     spec = step_cost.by_step_spec(ground, "intensity", "FLOP/B", ground.text)
     frame.chart(table(rows[["step", "intensity"]]), spec, key="intensity", alt="Arithmetic intensity by step")
     spec = step_cost.by_step_spec(ground, "rows", "requests", style.colour("decode", ground))

@@ -114,7 +114,8 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
             frame.figure_head(
                 f"The life of {story.request_id}",
                 f"{'' if chosen else 'an example: running longest when this page was opened · '}{frame.kind_of(snapshot)}",
-                how="Bar: phases. Ticks above: output tokens; below: prefill chunks. Triangles: turning points. Scroll to zoom.",
+                how="Bar: phases. Ticks above: output tokens; below: prefill chunks. Triangles: turning points.",
+                on_screen="Scroll to zoom.",
             )
             data = figure.story_frame(story, snapshot.time_s)
             frame.chart(

@@ -18,6 +18,7 @@ from core.charts import formats, sweep
 from core.devices import DEVICES
 from core.errors import BatchscopeError
 from core.records import StepRecord
+from core.report.caption import facts_of_what_if
 from core.snapshot import EngineSnapshot
 from core.sweep import FIGURES, Goal, SearchMethod, SweepRow, SweepSpec, best_under, pareto_front
 from core.sweep_job import SweepJob, SweepState
@@ -144,6 +145,9 @@ def _csv(rows: Sequence[SweepRow]) -> str:
 
 
 def _results(state: SweepState, limits: Limits) -> None:
+    told = facts_of_what_if(state.spec.base)
+    varied = {a.knob: ", ".join(a.label(k) for k in range(len(a.values))) for a in state.spec.axes}
+    frame.figures_are_of(replace(told, device=varied.get("device", told.device), model=varied.get("model", told.model)))
     total = state.spec.total
     share = min(len(state.rows) / total, 1.0)
     words = {"running": "running", "done": "done", "cancelled": "cancelled; the points so far stay", "failed": "failed"}

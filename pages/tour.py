@@ -103,7 +103,8 @@ def _seats(snapshot: EngineSnapshot) -> None:
     frame.figure_head(
         "Who holds a seat in the batch?",
         frame.kind_of(snapshot),
-        how=f"Each bar is one request: orange reads its prompt, blue writes its answer. {style.HOW_TO_ZOOM}",
+        how="Each bar is one request: orange reads its prompt, blue writes its answer.",
+        on_screen=style.HOW_TO_ZOOM,
     )
     with st.container(key="tour_hero"):
         if snapshot.running or snapshot.ended:

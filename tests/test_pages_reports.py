@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from PIL import Image
 from streamlit.testing.v1 import AppTest
 
 from core import telemetry
-from core.bundle import RunBundle, bundle_bytes, read_bundle
+from core.bundle import RunBundle, bundle_bytes, read_bundle, write_bundle
 from core.charts import batch_timeline, roofline_spec, style
 from core.errors import BundleError, ControlRefused, ExportError
 from core.lengths import LengthSpec
@@ -27,7 +28,9 @@ from core.report.caption import Caption, RunFacts
 from core.report.file_kinds import FORMATS
 from core.report.job import ExportJob
 from core.run_record import RunRecorder
-from pages.parts import engine_access, save_as
+from core.snapshot import RooflineCeilings
+from pages.parts import engine_access, linked, save_as, ticker
+from pages.parts.paired import Pair, pair_figure
 from tests.bundle_cases import simulated_bundle
 from tests.fake_live import FakeLive
 from tests.live_cases import live_engine, wait_until
@@ -134,6 +137,56 @@ def test_a_bundle_is_opened_or_the_reason_is_said(bundle: RunBundle) -> None:
     assert "given.zip is damaged" in at.text[0].value
 
 
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [("live", {"sets", "live_composition", "live_gantt", "live_blocks"}), ("kv_blocks", {"kv_map", "kv_pool"})],
+)
+def test_canvases_are_saved_as_well(
+    name: str, keys: set[str], fake: FakeLive, bundle: RunBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, tuple[save_as.Make, Caption]] = {}
+
+    def keep(key: str, make: save_as.Make, *, title: str, span: str, how: str = "", **_: Any) -> None:
+        seen[key] = (make, Caption(title, span, CAPTION.facts, how))
+
+    monkeypatch.setattr(save_as, "control", keep)
+    view = ReplayView.of(bundle)
+    view.seek(40)
+    assert not page(name, view).exception
+    assert keys <= set(seen)
+    for key in keys:
+        make, caption = seen[key]
+        assert caption.how
+        assert "Drag" not in caption.how, "how to use a figure on the screen is no matter for paper"
+        drawn = save_as.content_of("svg", *make(), caption, style.DARK, 8.5).decode()
+        assert caption.title.split()[0] in drawn
+        assert len(pd.read_csv(io.BytesIO(save_as.content_of("csv", *make(), caption, style.DARK, 8.5))))
+
+
+def test_the_small_roofline_is_saved_once_the_ceilings_are_measured(bundle: RunBundle) -> None:
+    view = ReplayView.of(bundle)
+    view.seek(40)
+    picture = view.latest()
+    with pytest.raises(ExportError, match="not measured yet"):
+        linked.steps_figure(replace(picture, ceilings=None), bundle.steps, style.DARK)
+    known = replace(picture, ceilings=RooflineCeilings("this machine", 1e11, 1e10, None, 1 << 30, "float32"))
+    spec, data = linked.steps_figure(known, bundle.steps, style.DARK)
+    rows = pd.read_csv(io.BytesIO(save_as.content_of("csv", spec, data, CAPTION, style.DARK, 8.5)))
+    assert (rows["set"] == "dots").sum() == min(len(bundle.steps), linked.MAX_DOTS)
+
+
+def test_paired_bars_are_saved_with_their_values_in_words() -> None:
+    pairs = [Pair("TTFT p50", "s", 0.2, 0.4), Pair("Output", "tok/s", 412.0, None), Pair("KV use", "%", 0.5, 0.25)]
+    spec, data = pair_figure(pairs, ("as live", "what-if"), (False, True), style.DARK)
+    rows = pd.read_csv(io.BytesIO(save_as.content_of("csv", spec, data, CAPTION, style.DARK, 8.5)))
+    assert rows[["figure", "run", "value", "share"]].values.tolist() == [
+        ["TTFT p50", "as live", 0.2, 0.5], ["TTFT p50", "what-if", 0.4, 1.0], ["Output", "as live", 412.0, 1.0],
+        ["KV use", "as live", 0.5, 0.5], ["KV use", "what-if", 0.25, 0.25],
+    ]  # fmt: skip
+    drawn = save_as.content_of("svg", spec, data, CAPTION, style.DARK, 8.5).decode()
+    assert all(word in drawn.replace("\u202f", " ") for word in ("TTFT p50", "as live", "what-if", "412 tok/s", "25.0 %"))
+
+
 # -- taking a run away -----------------------------------------------------------------------------------------
 
 
@@ -147,6 +200,52 @@ def test_the_page_offers_five_files_and_says_why_there_are_none(fake: FakeLive) 
     assert job.join(20)
     at.run()
     assert any("records nothing" in error.value for error in at.error)
+
+
+def test_a_file_can_be_saved_and_the_run_replayed_as_soon_as_it_is_made(fake: FakeLive, bundle: RunBundle) -> None:
+    at = page("reports")
+
+    def saves() -> list[bool]:
+        return [not b.proto.disabled for b in at.get("download_button")]
+
+    def again() -> Any:
+        return next(b for b in at.button if b.key == "replay_this")
+
+    assert saves() == [False] * 5
+    assert again().disabled
+    job = ExportJob(lambda: bundle, "x")
+    job.bundle = bundle
+    write_bundle(bundle, job._folder / "x.bundle.zip")
+    at.session_state["export_job"] = job
+    at.run()
+    assert saves() == [True, False, False, False, False]
+    again().click().run()
+    assert "<b>REPLAY</b> small" in html_of(at)
+
+
+def test_the_files_do_not_tick(fake: FakeLive, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[str] = []
+    live = ticker.live
+
+    def told(question: str, render: Any, **more: Any) -> None:
+        inside.append("begin")
+        live(question, render, **more)
+        inside.append("end")
+
+    def button(label: str, *_: Any, **__: Any) -> bool:
+        inside.append(label)
+        return False
+
+    monkeypatch.setattr(ticker, "live", told)
+    monkeypatch.setattr("streamlit.download_button", button)
+    assert not page("reports").exception
+    assert inside[:3] == ["begin", "end", "Run bundle"], "a press on a button that ticks may be lost"
+
+
+def test_the_buttons_of_the_bar_have_names(fake: FakeLive, bundle: RunBundle) -> None:
+    at = page("live", ReplayView.of(bundle))
+    names = [b.label for b in at.button if b.key and b.key.startswith("replay_")]
+    assert names == ["First step", "One step back", "Play", "One step on", "Last step", "Back to the live engine"]
 
 
 def test_an_export_makes_its_files_in_a_process_of_its_own(bundle: RunBundle) -> None:
@@ -230,21 +329,19 @@ def test_data_sets_inside_a_specification_are_saved_too() -> None:
 
 def test_the_element_gets_the_file_or_the_reason(monkeypatch: pytest.MonkeyPatch, bundle: RunBundle) -> None:
     spec, data = batch_timeline.batch_spec(style.DARK), batch_timeline.batch_frame(bundle.steps)
-    made = save_as._make("sets", {"id": 7, "format": 0, "width": 1}, spec, data, CAPTION, style.DARK)
+
+    def make(**asked: Any) -> dict[str, Any]:
+        return save_as._make("sets", {"id": 7, "format": 0, "width": 0} | asked, lambda: (spec, data), CAPTION, style.DARK)
+
+    made = make(width=1)
     assert (made["id"], made["name"], made["mime"]) == ("7", "sets.png", "image/png")
     assert Image.open(io.BytesIO(base64.b64decode(made["content"]))).width == pytest.approx(17.8 / 2.54 * 96, abs=1)
-    for asked in (
-        {"id": 1, "format": 99, "width": 0},
-        {"id": 1, "format": "svg", "width": 0},
-        {"id": 1, "format": 0, "width": -1},
-    ):
-        assert save_as._make("sets", asked, spec, data, CAPTION, style.DARK)["error"] == "there is no such format or width"
+    for asked in ({"format": 99}, {"format": "svg"}, {"width": -1}):
+        assert make(**asked)["error"] == "there is no such format or width"
 
     def fail(*_: Any) -> bytes:
         raise ExportError("cannot be drawn")
 
     monkeypatch.setattr(save_as, "content_of", fail)
-    assert (
-        save_as._make("sets", {"id": 1, "format": 0, "width": 0}, spec, data, CAPTION, style.DARK)["error"] == "cannot be drawn"
-    )
+    assert make()["error"] == "cannot be drawn"
     assert len(save_as.LABELS) == len(FORMATS)

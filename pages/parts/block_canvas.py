@@ -13,8 +13,12 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from core.charts import style
-from core.snapshot import BlockMapView, RequestView
+import pyarrow as pa
+
+from core.charts import block_map, style
+from core.charts.arrow import table
+from core.errors import ExportError
+from core.snapshot import BlockMapView, EngineSnapshot, RequestView
 from pages.parts.element import ASSETS, LiveElement, squeeze, trigger
 
 MODES = {
@@ -64,6 +68,20 @@ class BlockMapElement(LiveElement):
 
 
 BLOCK_MAP = BlockMapElement("block_map", is_raw=True)
+
+
+def block_figure(snapshot: EngineSnapshot, mode: str, theme: style.Theme) -> tuple[dict[str, Any], pa.Table]:
+    """The map as a chart for paper: specification and data, coloured as on the page.
+
+    Raises:
+        ExportError: if the pool is too large for that.
+    """
+    if not 0 < snapshot.blocks.num_blocks <= block_map.MOST_ON_PAPER:
+        raise ExportError("a pool of this size does not fit on paper, cell by cell")
+    rows = (*snapshot.running, *snapshot.preempted, *snapshot.ended)
+    cells = block_map.owner_colours(block_map.block_frame(snapshot.blocks), {row.request_id: row.hue for row in rows})
+    height = min(max(14 * (int(cells["row"].max()) + 1), 60), 320)
+    return block_map.block_map_spec(theme, height, mode), table(cells)
 
 
 def pack(view: BlockMapView, requests: Sequence[RequestView], *, mode: str, chosen: str | None) -> bytes:

@@ -18,10 +18,12 @@ import streamlit as st
 
 from core.charts import formats, style
 from core.records import StepRecord
+from core.report.caption import RunFacts
 from core.snapshot import EngineSnapshot
 from pages.parts import save_as
 
 _HEAD = "figure_head"
+_ABOUT = "figures_are_of"
 _SHEET = Path(__file__).resolve().parents[2] / "assets" / "page.css"
 
 
@@ -82,16 +84,18 @@ def kind_of(snapshot: EngineSnapshot) -> str:
     return snapshot.info.kind if snapshot.info else "measured"
 
 
-def figure_head(title: str, aside: str = "", *, how: str = "") -> None:
+def figure_head(title: str, aside: str = "", *, how: str = "", on_screen: str = "") -> None:
     """Title of a figure, its range and kind at the right, and how to read it underneath.
 
     Args:
         title: what the figure answers.
         aside: `span_of(history)` or another range with the word measured, predicted or replayed.
-        how: one line that says how to read it.
+        how: one line that says how to read it; a saved figure says it as well.
+        on_screen: what else can be done with it here.
     """
-    read = f"<p>{html.escape(how)}</p>" if how else ""
-    st.session_state[_HEAD] = (title, aside)
+    words = " ".join(part for part in (how, on_screen) if part)
+    read = f"<p>{html.escape(words)}</p>" if words else ""
+    st.session_state[_HEAD] = (title, aside, how)
     st.html(f'<div class="bs-figure"><div><h2>{html.escape(title)}</h2><span>{html.escape(aside)}</span></div>{read}</div>')
 
 
@@ -107,6 +111,22 @@ def scale_params(spec: dict[str, Any]) -> list[str]:
     return own + [name for layer in spec.get("layer", ()) for name in scale_params(layer)]
 
 
+def figures_are_of(facts: RunFacts | None) -> None:
+    """What the captions of the figures drawn from now on say of their run; None: the engine that the page shows."""
+    st.session_state[_ABOUT] = facts
+
+
+def can_be_saved(key: str, make: save_as.Make, title: str = "") -> None:
+    """Let the figure that is drawn next be saved, under the latest head.
+
+    Args:
+        make: gives its specification in this page's theme, and its data.
+        title: where no head was drawn before.
+    """
+    title, span, how = st.session_state.get(_HEAD, (title, "", ""))
+    save_as.control(key, make, title=title, span=span, how=how, theme=theme(), facts=st.session_state.get(_ABOUT))
+
+
 def chart(data: Any, spec: dict[str, Any], *, key: str, alt: str) -> None:
     """A Vega-Lite chart whose specification is constant, so that zoom and pan survive every tick.
 
@@ -118,8 +138,7 @@ def chart(data: Any, spec: dict[str, Any], *, key: str, alt: str) -> None:
         spec: the same object at every tick (build it once, for each theme).
         alt: what the figure shows, for those who do not see it.
     """
-    title, span = st.session_state.get(_HEAD, (alt, ""))
-    save_as.control(key, spec, data, title=title, span=span, theme=theme())
+    can_be_saved(key, lambda: (spec, data), alt)
     zooms = scale_params(spec)
     if zooms:
         st.vega_lite_chart(data, spec, key=key, theme=None, width="stretch", alt=alt, on_select="rerun", selection_mode=zooms)

@@ -15,7 +15,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from core.charts import gantt
+import pyarrow as pa
+
+from core.charts import gantt, roofline, roofline_spec
+from core.charts.arrow import table
+from core.charts.style import Theme
+from core.errors import ExportError
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot, RequestView
 from pages.parts.element import LiveElement
@@ -43,6 +48,28 @@ def gantt_payload(rows: Sequence[RequestView], now_s: float, chosen: str | None)
 def draw_gantt(snapshot: EngineSnapshot, chosen: str | None, *, key: str, on_pick: Callable[[], None]) -> None:
     """Requests over time."""
     GANTT.draw(gantt_payload(gantt.lanes(snapshot), snapshot.time_s, chosen), key=key, on_pick_change=on_pick)
+
+
+def gantt_figure(snapshot: EngineSnapshot, theme: Theme) -> tuple[dict[str, Any], pa.Table]:
+    """Requests over time as a chart for paper: specification and data."""
+    return gantt.gantt_spec(theme), table(gantt.gantt_frame(gantt.lanes(snapshot), snapshot.time_s))
+
+
+def steps_figure(snapshot: EngineSnapshot, history: Sequence[StepRecord], theme: Theme) -> tuple[dict[str, Any], None]:
+    """The roofline in small as a chart for paper: specification with its data inside.
+
+    Raises:
+        ExportError: before the ceilings are measured.
+    """
+    if snapshot.ceilings is None or snapshot.info is None:
+        raise ExportError("the ceilings are not measured yet")
+    under = roofline.measured_ceilings(snapshot.ceilings)
+    held = [row.computed_tokens for row in snapshot.running]
+    context = max(sum(held) // len(held), 1) if held else 128
+    most = snapshot.config.scheduler.max_num_seqs
+    points = roofline.curve_points(roofline.model_of(snapshot.info), under, context, most)
+    data = roofline.roofline_data(roofline.dot_frame(history[-MAX_DOTS:], roofline.FORWARD), points, under)
+    return {**roofline_spec.roofline_spec(theme, 300), "datasets": {k: table(v) for k, v in data.items()}}, None
 
 
 def steps_payload(snapshot: EngineSnapshot, history: Sequence[StepRecord], height: int) -> dict[str, Any] | None:

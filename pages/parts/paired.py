@@ -10,10 +10,14 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import pandas as pd
 import streamlit as st
 
-from core.charts import formats
+from core.charts import formats, style
+from core.charts.pairs import pair_frame, pair_spec
+from pages.parts import frame
 
 SAME = 0.005
 
@@ -98,8 +102,18 @@ def _row(pair: Pair, names: tuple[str, str]) -> str:
     )
 
 
-def paired(pairs: Sequence[Pair], names: tuple[str, str], *, dashed: tuple[bool, bool] = (True, True)) -> None:
-    """Draw the rows as a table; a row without any value is left out."""
+def pair_figure(
+    pairs: Sequence[Pair], names: tuple[str, str], dashed: tuple[bool, bool], theme: style.Theme
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """The rows as a chart for paper: specification and data."""
+    rows = [(p.label, p.unit, n, v, shown(v, p.unit)) for p in pairs for n, v in zip(names, (p.first, p.second), strict=True)]
+    data = pair_frame(rows)
+    return pair_spec(theme, data["figure"].nunique(), names, dashed), data
+
+
+def paired(pairs: Sequence[Pair], names: tuple[str, str], *, key: str, dashed: tuple[bool, bool] = (True, True)) -> None:
+    """Draw the rows as a table that can be saved as a figure; a row without any value is left out."""
+    frame.can_be_saved(key, lambda: pair_figure(pairs, names, dashed, frame.theme()))
     rows = "".join(_row(p, names) for p in pairs if p.first is not None or p.second is not None)
     kinds = " ".join(f"bs-dash-{n}" for n, is_dashed in zip(("first", "second"), dashed, strict=True) if is_dashed)
     st.html(

@@ -8,6 +8,8 @@ The element asks, the next tick makes the file from the very data that it draws,
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,13 +18,15 @@ import streamlit as st
 from core.charts import style
 from core.environment import processor
 from core.errors import BatchscopeError
-from core.report.caption import Caption, facts_of_snapshot
+from core.load_spec import LoadSpec
+from core.report.caption import Caption, RunFacts, facts_of_snapshot
 from core.report.file_kinds import FORMATS, MIME, file_name
 from core.report.print_spec import WIDTHS_CM, print_spec
 from pages.parts import engine_access
 from pages.parts.element import LiveElement, trigger
 
 LABELS = ("PNG", "PNG 2x", "PNG 3x", "SVG", "PDF", "CSV", "Parquet")
+Make = Callable[[], tuple[dict[str, Any], Any]]
 _ASKED, _MADE = "save_as_asked", "save_as_made"
 _element = LiveElement("save_as")
 
@@ -53,9 +57,7 @@ def _on_saved(key: str) -> None:
     st.session_state.get(_MADE, {}).pop(key, None)
 
 
-def _make(
-    key: str, asked: dict[str, Any], spec: dict[str, Any], data: Any, caption: Caption, theme: style.Theme
-) -> dict[str, Any]:
+def _make(key: str, asked: dict[str, Any], make: Make, caption: Caption, theme: style.Theme) -> dict[str, Any]:
     """What the element gets: the file, or why there is none."""
     answer: dict[str, Any] = {"id": str(asked.get("id"))}
     number, width = asked.get("format"), asked.get("width")
@@ -64,7 +66,7 @@ def _make(
         return answer | {"error": "there is no such format or width"}
     fmt = FORMATS[number]
     try:
-        content = content_of(fmt, spec, data, caption, theme, widths[width])
+        content = content_of(fmt, *make(), caption, theme, widths[width])
     except BatchscopeError as error:
         return answer | {"error": str(error)}
     kind = MIME[fmt.partition("@")[0]]
@@ -79,14 +81,28 @@ def _processor() -> str:
     return str(view.bundle.environment.get("processor", "")) if view.bundle is not None else ""
 
 
-def control(key: str, spec: dict[str, Any], data: Any, *, title: str, span: str, theme: style.Theme) -> None:
-    """Draw the control of a figure, at the upper right corner of what is drawn next."""
+def facts_under(load: LoadSpec) -> RunFacts:
+    """The facts of a run of this engine under a load of its own."""
+    live = facts_of_snapshot(engine_access.engine().latest(), _processor())
+    return replace(live, load=load.label, seed=load.seed)
+
+
+def control(
+    key: str, make: Make, *, title: str, span: str, how: str = "", theme: style.Theme, facts: RunFacts | None = None
+) -> None:
+    """Draw the control of a figure, at the upper right corner of what is drawn next.
+
+    Args:
+        make: gives specification and data; called only when a file is asked for.
+        facts: of the run that is drawn; None is the one of the live engine or the replay.
+    """
     own = f"save_{key}"
     asked = st.session_state.get(_ASKED, {}).pop(own, None)
     made: dict[str, Any] = st.session_state.setdefault(_MADE, {})
     if asked is not None:
-        caption = Caption(title, span, facts_of_snapshot(engine_access.engine().latest(), _processor()))
-        made[own] = _make(key, asked, spec, data, caption, theme)
+        told = facts or facts_of_snapshot(engine_access.engine().latest(), _processor())
+        caption = Caption(title, span, told, how)
+        made[own] = _make(key, asked, make, caption, theme)
     payload = {"widths": list(WIDTHS_CM), "formats": LABELS, "file": made.get(own)}
     with st.container(key=f"corner_{key}"):
         _element.draw(payload, key=own, on_save_change=partial(_on_save, own), on_saved_change=partial(_on_saved, own))

@@ -68,6 +68,7 @@ def _tick(question: str, about: str, render: Render, history_steps: int, look_ba
     if page is not None:
         st.switch_page(page, query_params={k: v for k, v in st.query_params.items() if k in KEPT_PARAMETERS})
     began = time.perf_counter()
+    frame.figures_are_of(None)
     access = engine_access.engine()
     replay.follow()
     access.heartbeat()

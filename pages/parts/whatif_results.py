@@ -12,6 +12,7 @@ import streamlit as st
 
 from core.charts import formats, what_if
 from core.prediction import Pair as Checked
+from core.report.caption import facts_of_what_if
 from core.sim_jobs import Outcome
 from core.sim_result import SimulationResult
 from core.whatif import NOTCHES, SWITCHES, WhatIf
@@ -101,6 +102,8 @@ def _show(known: whatif_run.Known, asked: Asked) -> None:
         frame.empty("The figures appear when both runs are done.", key="whatif_wait", height=420)
         return
     st.html(_DIMMED if under_way else "<style></style>")
+    load = view.choice.load
+    frame.figures_are_of(facts_of_what_if(view.target, view.base_what, load.words if load is not None else ""))
     with st.container(key="whatif_body"):
         _hero(view)
         _tabs(view)
@@ -157,14 +160,16 @@ def _hero(view: View) -> None:
             Pair(label, unit, view.base.figure(name), view.new.figure(name), BETTER.get(name, 0), measured.get(name))
             for name, label, unit in FIGURES
         ]
-        paired([*rows, *whatif_figures.cost_pairs(view.base_what, view.base, view.target, view.new)], (what_if.BASE, what_if.NEW))
+        costs = whatif_figures.cost_pairs(view.base_what, view.base, view.target, view.new)
+        paired([*rows, *costs], (what_if.BASE, what_if.NEW), key="whatif_pairs")
     with right:
         _series(view)
         moved = f"{bound(view.base)} → {bound(view.new)}" if bound(view.base) != bound(view.new) else bound(view.new)
         frame.figure_head("What bounds the batch?", f"mostly {moved} · predicted")
         names = list(dict.fromkeys([n for n, _ in view.base.bound_shares] + [n for n, _ in view.new.bound_shares]))
         first, second = dict(view.base.bound_shares), dict(view.new.bound_shares)
-        paired([Pair(n, "%", first.get(n, 0.0), second.get(n, 0.0)) for n in names], (what_if.BASE, what_if.NEW))
+        shares = [Pair(n, "%", first.get(n, 0.0), second.get(n, 0.0)) for n in names]
+        paired(shares, (what_if.BASE, what_if.NEW), key="whatif_bound")
 
 
 def _series(view: View) -> None:
