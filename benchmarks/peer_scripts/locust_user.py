@@ -1,23 +1,36 @@
 """Runs inside locust: users who ask for completions one after another and time each token as it comes.
 
-    locust -f locust_user.py --headless -u USERS -r 100 --csv PREFIX --host URL     ends after LOCUST_REQUESTS answers
+    locust -f locust_user.py --headless -u USERS -r USERS --reset-stats --host URL     ends after LOCUST_REQUESTS answers
 
-Rows of its report: "TTFT" and "ITL" (means in ms), "answer" (its content size is the number of tokens).
+Its report is report_stats.csv, written at the very end: the file of --csv is written once a second and lacks whatever
+ended in the last one. Rows: "TTFT" and "ITL" (means in ms), "answer" (its content size is the number of tokens). Its
+clock begins when all users are there (--reset-stats).
 Environment: LOCUST_MODEL, LOCUST_REQUESTS, LOCUST_PROMPT_TOKENS, LOCUST_OUTPUT_TOKENS.
 """
 
+import csv
 import json
 import os
 import random
 import time
+from pathlib import Path
 
-from locust import HttpUser, constant, task
+import gevent
+from locust import HttpUser, constant, events, task
+from locust.env import Environment
 from locust.exception import StopUser
+from locust.stats import PERCENTILES_TO_REPORT, StatsCSV
 
 MODEL = os.environ["LOCUST_MODEL"]
 REQUESTS = int(os.environ["LOCUST_REQUESTS"])
 PROMPT_TOKENS = int(os.environ["LOCUST_PROMPT_TOKENS"])
 OUTPUT_TOKENS = int(os.environ["LOCUST_OUTPUT_TOKENS"])
+
+
+@events.quitting.add_listener
+def write_report(environment: Environment, **_: object) -> None:
+    with Path("report_stats.csv").open("w", encoding="utf-8", newline="") as file:
+        StatsCSV(environment, PERCENTILES_TO_REPORT).requests_csv(csv.writer(file))
 
 
 class Asker(HttpUser):
@@ -59,4 +72,4 @@ class Asker(HttpUser):
         self.tell("answer", 1e3 * (time.perf_counter() - start), tokens)
         Asker.ended += 1
         if Asker.ended >= REQUESTS:
-            self.environment.runner.quit()
+            gevent.spawn(self.environment.runner.quit)  # it ends every user, so no user may run it: it would end itself
