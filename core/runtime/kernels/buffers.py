@@ -14,6 +14,7 @@ from core.runtime.backend import StepBatch
 from core.runtime.kernels.attention import ITEM_ROWS
 from core.runtime.kernels.description import Word
 from core.runtime.kernels.gemm import PANEL
+from core.runtime.kernels.merge import compiled_merge
 from core.runtime.kernels.pack import padded
 
 Int32 = npt.NDArray[np.int32]
@@ -55,7 +56,9 @@ class StepBuffers:
         }
         self._activations: dict[Word, torch.Tensor] = {}
         self._logits = torch.empty(0)
+        self._merge = compiled_merge()
         self._best = np.zeros((threads, 0, 3, PANEL), np.float32)
+        self._best_numbers = self._best.view(np.int32)
         self._held: tuple[object, ...] = ()
 
     def reserve(self, description: npt.NDArray[np.int64], tokens: int, logits: int) -> None:
@@ -73,6 +76,7 @@ class StepBuffers:
             description[Word.LOGITS] = self._logits.data_ptr()
             description[Word.LOGITS_STRIDE] = self._logits.shape[1]
             self._best = np.zeros((self._threads, self._logits_capacity, 3, PANEL), np.float32)
+            self._best_numbers = self._best.view(np.int32)
             description[Word.BEST] = self._best.ctypes.data
             description[Word.BEST_THREAD_BYTES] = self._best.strides[0]
         self._best[:, :logits, 0] = -np.inf
@@ -80,12 +84,9 @@ class StepBuffers:
 
     def best_tokens(self, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Merge the lanes of all threads: the first of the largest logits of `count` rows, its value (NaN if one is broken)."""
-        state = self._best[:, :count]
-        values = state[:, :, 0].transpose(1, 0, 2).reshape(count, -1)
-        numbers = state[:, :, 1].view(np.int32).transpose(1, 0, 2).reshape(count, -1)
-        largest = values.max(axis=1)
-        first = np.where(values == largest[:, None], numbers, np.iinfo(np.int32).max).min(axis=1)
-        return first.astype(np.int64), largest + state[:, :, 2].sum(axis=(0, 2))
+        tokens, values = np.empty(count, np.int64), np.empty(count, np.float32)
+        self._merge(self._best, self._best_numbers, tokens, values)
+        return tokens, values
 
     def write_batch(self, description: npt.NDArray[np.int64], batch: StepBatch) -> None:
         """Write counts and addresses of the batch's arrays; they are kept alive until the next step."""
