@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from operator import sub
 
 import numpy as np
 import numpy.typing as npt
 
+from core.on_demand import PercentilesOnDemand
 from core.records import RequestRecord
 from core.request import FinishReason, Request
 from core.snapshot import Percentiles
@@ -140,9 +142,9 @@ class Newest:
         self._cached = None
 
     def percentiles(self) -> Percentiles:
-        """Percentiles of the values held."""
+        """Percentiles of the values held, computed when somebody reads one."""
         if self._cached is None:
-            self._cached = percentiles(self._values[: self._count])
+            self._cached = PercentilesOnDemand(self._count, partial(percentiles, self._values[: self._count].copy()))
         return self._cached
 
 

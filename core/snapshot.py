@@ -6,6 +6,7 @@ no lock and can keep a picture as long as it likes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from core.config import EngineConfig
@@ -203,7 +204,7 @@ class EngineSnapshot:
     num_running: int = 0
     num_waiting: int = 0
     num_preempted: int = 0
-    running: tuple[RequestView, ...] = ()
+    running: Sequence[RequestView] = ()
     waiting: tuple[RequestView, ...] = ()
     preempted: tuple[RequestView, ...] = ()
     ended: tuple[RequestView, ...] = ()  # newest first, at most 50

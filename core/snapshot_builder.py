@@ -1,6 +1,6 @@
 """One immutable picture of the engine at a step boundary, made only when somebody wants one.
 
-    running rows   fresh in every picture (they change with every step)
+    running rows   fresh in every picture (they change with every step), put together by the first reader
     waiting rows   in a stream of pictures kept while nothing but their age has changed, at most ROW_REUSE_S old
     block map      columns copied from the scheduler, put together by the first reader
 
@@ -135,7 +135,7 @@ class SnapshotBuilder:
         """The rows of the last reading without those whose request has moved on."""
         return tuple([k.row for k in self._waiting.values() if k.request.status is RequestStatus.WAITING])
 
-    def _running_rows(self, now_s: float, output: SchedulerOutput | None) -> tuple[RequestView, ...]:
+    def _running_rows(self, now_s: float, output: SchedulerOutput | None) -> Sequence[RequestView]:
         requests = self._scheduler.running
         ids = self._running.ids(requests)
         planned: tuple[Sequence[int], Sequence[bool]]

@@ -2,17 +2,21 @@
 
 kept while the same requests run   id, tenant, hue, arrival, prompt, limit, source
 read for every picture             the rest, column by column; a block table is copied only after it has grown
+made by the first reader           the rows
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import repeat
 from operator import attrgetter
+from typing import Any
 from zlib import crc32
 
 from core.engine_commands import Submit
 from core.kv_cache_manager import BlockTable
+from core.on_demand import RowsOnDemand
 from core.request import Request, RequestStatus
 from core.slots import by_columns, by_slots
 from core.snapshot import RequestView
@@ -89,6 +93,10 @@ def live_row(
     )
 
 
+def _made(count: int, columns: Sequence[Any]) -> tuple[RequestView, ...]:
+    return tuple(_views(count, *columns))
+
+
 class RunningRows:
     """Makes the rows of the running requests; what does not change is kept from one picture to the next.
 
@@ -126,8 +134,8 @@ class RunningRows:
         planned: tuple[Sequence[int], Sequence[bool]],
         tables: Sequence[BlockTable | None],
         tails: Sequence[str],
-    ) -> tuple[RequestView, ...]:
-        """One row a request.
+    ) -> RowsOnDemand:
+        """One row a request, as it is now; what changes is read now, the rows are made by whoever looks at them.
 
         Args:
             planned: scheduled tokens, and whether they are a prefill, of each request in the latest step.
@@ -136,14 +144,14 @@ class RunningRows:
         """
         ids = self.ids(requests)
         prompts, limits, tenants, sources, arrivals, hues = self._kept
-        rows = _views(
-            len(ids), ids, repeat(RequestStatus.RUNNING.value), tenants, list(map(_priority, requests)), hues, arrivals,
+        columns = (
+            ids, repeat(RequestStatus.RUNNING.value), tenants, list(map(_priority, requests)), hues, arrivals,
             [now_s - a for a in arrivals], prompts, list(map(len, map(_output, requests))), limits,
             list(map(_computed, requests)), list(map(_cached, requests)), *planned, list(map(_preemptions, requests)),
             self._copied(tables), repeat(""), repeat(""), tails, sources, list(map(_admitted, requests)),
             list(map(_first_token, requests)), repeat(None), list(map(tuple, map(_spans, requests))),
         )  # fmt: skip
-        return tuple(rows)
+        return RowsOnDemand(len(ids), partial(_made, len(ids), columns))
 
     def _copied(self, tables: Sequence[BlockTable | None]) -> list[tuple[int, ...]]:
         """The block ids of each table. A table only grows, so a copy of the same length still holds."""
