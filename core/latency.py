@@ -141,6 +141,18 @@ class Newest:
         self._count = min(self._count + len(new), size)
         self._cached = None
 
+    def add(self, value: float, times: int) -> None:
+        """Take the same value in `times` times."""
+        size = len(self._values)
+        end = self._at + times
+        if end > size or times < 1:
+            self.extend_array(np.full(max(times, 0), value))
+            return
+        self._values[self._at : end] = value
+        self._at = end % size
+        self._count = min(self._count + times, size)
+        self._cached = None
+
     def percentiles(self) -> Percentiles:
         """Percentiles of the values held, computed when somebody reads one."""
         if self._cached is None:
@@ -170,7 +182,7 @@ class LatencyTracker:
     def on_step_tokens(self, request_ids: tuple[str, ...], time_s: float) -> None:
         """Take one token of each request, all delivered at once; as `on_tokens`, but the same batch again costs no look-up."""
         if request_ids and request_ids == self._group:
-            self.itl.extend_array(np.full(len(request_ids), time_s - self._group_s))
+            self.itl.add(time_s - self._group_s, len(request_ids))
             self.all_itl.add(time_s - self._group_s, len(request_ids))
         else:
             self.on_tokens([(request_id, time_s) for request_id in request_ids])

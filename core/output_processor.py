@@ -107,6 +107,7 @@ class OutputProcessor:
         if live is None:
             return False
         stopped = live.push(token_id)
+        self._rows.is_between = False
         if live.ready:
             self._owing.add(request.request_id)
         return stopped
@@ -123,10 +124,11 @@ class OutputProcessor:
         table = rows.table
         if 0 <= min(token_ids) <= max(token_ids) < len(table):
             texts = list(map(table.__getitem__, token_ids))
-            plain = all(map(_is_between, rows.decoders)) and None not in texts
+            plain = None not in texts and (rows.is_between or all(map(_is_between, rows.decoders)))
         else:
             texts, plain = [None] * len(token_ids), False
         stopped: list[int] = []
+        rows.is_between = plain
         for at in rows.special if plain else range(len(texts)):
             texts[at], has_stopped = rows.push(at, token_ids[at], texts[at])
             if has_stopped:
@@ -195,10 +197,11 @@ class _Rows:
         table: texts of the tokens, of the vocabulary that the quick rows share; empty if there are none.
         decoders: of the quick rows.
         special: rows that are not quick.
+        is_between: no quick row is within a character, as far as that is known without asking each.
         tails: of each row, longer than they need be; is_ahead: those of `lives` are older.
     """
 
-    __slots__ = ("_steps", "decoders", "is_ahead", "lives", "special", "table", "tails")
+    __slots__ = ("_steps", "decoders", "is_ahead", "is_between", "lives", "special", "table", "tails")
 
     def __init__(self, lives: Sequence[_LiveText | None]) -> None:
         self.lives = lives
@@ -210,7 +213,7 @@ class _Rows:
         self.decoders = quick
         self.table: Sequence[str | None] = shared.texts if shared is not None else ()
         self.tails = [live.tail if live is not None else "" for live in lives]
-        self.is_ahead = False
+        self.is_ahead = self.is_between = False
         self._steps = 0
 
     def push(self, at: int, token_id: int, known: str | None) -> tuple[str, bool]:

@@ -15,6 +15,7 @@ from core.latency import LatencyTracker
 from core.outputs import NewRequestData, RequestEvent, SchedulerOutput
 from core.records import RequestRecord
 from core.request import SamplingParams
+from core.runtime.backend import Best
 from core.runtime.input_batch import InputBatch
 from core.runtime.sampler import Sampler, SamplingBatch, likeliest
 from core.slots import by_columns
@@ -206,13 +207,13 @@ def test_the_likeliest_token_is_what_the_sampler_gives() -> None:
 
     logits = torch.randn(7, 50, generator=torch.Generator().manual_seed(1))
     values, ids = logits.max(dim=1)
-    best = (ids.numpy(), values.numpy())
+    best = Best(ids.numpy(), values.numpy(), True)
     names = tuple("abcdefg")
     batch = SamplingBatch(names, [SamplingParams()] * 7, np.ones(7, np.uint64), np.zeros(7, np.int64))
     np.testing.assert_array_equal(likeliest(best, names), Sampler(()).sample(logits, batch)[0])
-    best[1][3] = np.nan
+    best.values[3] = np.nan
     with pytest.raises(ExecutorError, match="the logits of d are not finite"):
-        likeliest(best, names)
+        likeliest(best._replace(finite=False), names)
 
 
 def test_records_by_columns_are_those_made_one_by_one() -> None:

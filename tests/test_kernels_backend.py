@@ -238,9 +238,10 @@ def test_the_largest_logit_is_found_on_the_way(name, threads):
     rig = Rig(SPECS[name], KernelBackend(wait=True, threads=threads), rows=4)
     for tokens in ({0: [5, 6, 7]}, {0: [1], 1: [9, 8], 2: [4] * 20, 3: [11]}, {0: [2], 1: [3], 2: [4], 3: [5]}):
         logits = rig.step(tokens).numpy()
-        ids, values = rig.backend.best_tokens()
+        ids, values, finite = rig.backend.best_tokens()
         assert ids.tolist() == logits.argmax(axis=1).tolist()
         assert values.tolist() == logits.max(axis=1).tolist()
+        assert finite
 
 
 def test_of_equal_logits_the_first_is_found_and_a_broken_one_shows():
@@ -252,11 +253,12 @@ def test_of_equal_logits_the_first_is_found_and_a_broken_one_shows():
         rig.model = DecoderModel(WIDE, source, KernelBackend(wait=True, threads=2))
         rig.model.bind_cache(rig.cache)
         rig.step({0: [1, 2], 1: [3]})
-        ids, values = rig.model.backend.best_tokens()
+        ids, values, finite = rig.model.backend.best_tokens()
         if first == 0.0:
             assert (ids.tolist(), values.tolist()) == ([0, 0], [0.0, 0.0])
         else:
             assert np.isnan(values).all()
+        assert finite is (first == 0.0)
 
 
 def test_a_step_on_the_plain_path_names_no_best_tokens():

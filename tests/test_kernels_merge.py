@@ -25,7 +25,8 @@ def test_the_first_of_the_largest_is_found_among_ties(seed: int, threads: int, l
         numbers[:, row, 1] = rng.permutation(threads * PANEL).reshape(threads, PANEL)
     lanes[0, 2, 2, 3] = np.nan
     tokens, values = np.empty(count, np.int64), np.empty(count, np.float32)
-    compiled_merge()(lanes, numbers, tokens, values)
+    assert not compiled_merge()(lanes, numbers, tokens, values)
+    assert compiled_merge()(lanes, numbers, tokens[:2].copy(), values[:2].copy())
     for row in range(count):
         best = lanes[:, row, 0].max()
         assert tokens[row] == numbers[:, row, 1][lanes[:, row, 0] == best].min()

@@ -13,7 +13,7 @@ A backend may take over single operations, or a whole step through `forward`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -157,6 +157,20 @@ class ModelWeights:
         return self.head.weight.data_ptr() == self.embedding.data_ptr()
 
 
+class Best(NamedTuple):
+    """The first of the largest logits of each row.
+
+    Attributes:
+        token_ids: [rows] int64.
+        values: [rows] float32, NaN where a row holds one.
+        finite: whether all values are finite.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float32]
+    finite: bool
+
+
 class Backend(Protocol):
     """The operations of a forward pass. Tensors live on the model's device and have its dtype unless said otherwise.
 
@@ -188,7 +202,7 @@ class Backend(Protocol):
         """
         ...
 
-    def best_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None:
+    def best_tokens(self) -> Best | None:
         """Of the step that `forward` just ran: for each row of its logits the first of the largest, and its value.
 
         The value is NaN where a logit is not finite. None if this backend does not look while it computes.

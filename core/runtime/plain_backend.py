@@ -13,14 +13,12 @@ that rounding the ids may part.
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
 from core.model_spec import ModelSpec
 from core.runtime.attention import padded_attention, row_attention
-from core.runtime.backend import KVCache, LinearWeight, ModelWeights, StepBatch
+from core.runtime.backend import Best, KVCache, LinearWeight, ModelWeights, StepBatch
 from core.runtime.rope import rotate
 
 ROW_TILE = 16
@@ -61,7 +59,7 @@ class PlainBackend:
     def forward(self, batch: StepBatch) -> torch.Tensor | None:
         return None
 
-    def best_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None:
+    def best_tokens(self) -> Best | None:
         """See `Backend`: logits are searched by the sampler."""
         return None
 

@@ -19,6 +19,7 @@ import torch
 from core.errors import ExecutorError
 from core.outputs import TopLogprobs
 from core.request import SamplingParams
+from core.runtime.backend import Best
 from core.runtime.draw_device import draw_rows
 from core.runtime.draw_host import draw_row
 from core.runtime.random_stream import uniforms
@@ -41,19 +42,15 @@ class SamplingBatch:
     positions: npt.NDArray[np.int64]
 
 
-Best = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
-"""The first of the largest logits of each row, and its value."""
-
-
 def likeliest(best: Best, request_ids: Sequence[str]) -> npt.NDArray[np.int64]:
     """What `Sampler.sample` gives where every row is greedy and none asks for log-probabilities or min_tokens.
 
     Raises:
         ExecutorError: as `Sampler.sample`.
     """
-    token_ids, values = best
-    _check(np.isfinite(values), request_ids)
-    return token_ids
+    if not best.finite:
+        _check(np.isfinite(best.values), request_ids)
+    return best.token_ids
 
 
 class Sampler:
@@ -103,7 +100,7 @@ def _on_host(logits: torch.Tensor, batch: SamplingBatch, found: Best | None) -> 
         token_ids: npt.NDArray[np.int64] = table.argmax(axis=-1)  # numpy's is vectorised, PyTorch's is not
         best = table[np.arange(len(table)), token_ids]
     else:
-        token_ids, best = found
+        token_ids, best = found.token_ids, found.values
     _check(np.isfinite(best), batch.request_ids)
     drawn = _drawn(batch)
     if drawn:

@@ -12,13 +12,11 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from core.errors import ConfigError
 from core.model_spec import ModelSpec
-from core.runtime.backend import KVCache, ModelWeights, StepBatch
+from core.runtime.backend import Best, KVCache, ModelWeights, StepBatch
 from core.runtime.kernels.compiler import cache_folder, unavailable_reason
 from core.runtime.plain_backend import PlainBackend
 
@@ -154,7 +152,7 @@ class KernelBackend(PlainBackend):
         self._ran_fast = loaded is not None and self._fast is not None
         return self._fast.run() if self._fast is not None and self._ran_fast else None
 
-    def best_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None:
+    def best_tokens(self) -> Best | None:
         """See `Backend`."""
         return self._fast.best_tokens() if self._fast is not None and self._ran_fast else None
 

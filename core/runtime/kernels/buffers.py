@@ -10,8 +10,9 @@ import numpy.typing as npt
 import torch
 
 from core.model_spec import ModelSpec
-from core.runtime.backend import StepBatch
+from core.runtime.backend import Best, StepBatch
 from core.runtime.kernels.attention import ITEM_ROWS
+from core.runtime.kernels.describe import MOST_SORTED, compiled_describe
 from core.runtime.kernels.description import Word
 from core.runtime.kernels.gemm import PANEL
 from core.runtime.kernels.merge import compiled_merge
@@ -22,9 +23,6 @@ Int32 = npt.NDArray[np.int32]
 
 def attention_items(batch: StepBatch, heads: int) -> tuple[Int32, Int32, Int32]:
     """Split the batch into attention items: (row, first token, number of tokens), most work first."""
-    if batch.is_decode_only and not batch.padded:
-        longest_first = np.argsort(-batch.context_lens, kind="stable").astype(np.int32)
-        return longest_first, longest_first, np.ones(len(longest_first), np.int32)
     counts = np.diff(batch.query_start)
     most = max(ITEM_ROWS // heads, 1)
     pieces = -(-counts // most)
@@ -59,6 +57,8 @@ class StepBuffers:
         self._merge = compiled_merge()
         self._best = np.zeros((threads, 0, 3, PANEL), np.float32)
         self._best_numbers = self._best.view(np.int32)
+        self._describe = compiled_describe()
+        self._ones, self._order = np.ones(64, np.int32), np.zeros(64, np.int32)
         self._held: tuple[object, ...] = ()
 
     def reserve(self, description: npt.NDArray[np.int64], tokens: int, logits: int) -> None:
@@ -82,14 +82,39 @@ class StepBuffers:
         self._best[:, :logits, 0] = -np.inf
         self._best[:, :logits, 2] = 0.0
 
-    def best_tokens(self, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    def best_tokens(self, count: int) -> Best:
         """Merge the lanes of all threads: the first of the largest logits of `count` rows, its value (NaN if one is broken)."""
         tokens, values = np.empty(count, np.int64), np.empty(count, np.float32)
-        self._merge(self._best, self._best_numbers, tokens, values)
-        return tokens, values
+        finite = self._merge(self._best, self._best_numbers, tokens, values)
+        return Best(tokens, values, bool(finite))
 
     def write_batch(self, description: npt.NDArray[np.int64], batch: StepBatch) -> None:
         """Write counts and addresses of the batch's arrays; they are kept alive until the next step."""
+        if batch.is_decode_only and not batch.padded and 0 < batch.num_rows <= MOST_SORTED:
+            self._write_decode(description, batch)
+        else:
+            self._write_any(description, batch)
+        # all KV heads of a block lie together in memory, so they are read together unless threads would go without work
+        enough = int(description[Word.ITEMS]) >= 4 * self._threads
+        description[Word.HEADS_A_UNIT] = self._spec.num_kv_heads if enough else 1
+        description[Word.READ_ALL] = int(batch.padded)
+
+    def _write_decode(self, description: npt.NDArray[np.int64], batch: StepBatch) -> None:
+        rows = batch.num_rows
+        if rows > len(self._ones):
+            self._ones, self._order = np.ones(2 * rows, np.int32), np.zeros(2 * rows, np.int32)
+        held = (
+            batch.token_ids,
+            batch.positions,
+            batch.slot_mapping,
+            batch.block_tables,
+            batch.context_lens,
+            batch.logits_indices,
+        )
+        self._describe(description, *held, self._order, self._ones)
+        self._held = held
+
+    def _write_any(self, description: npt.NDArray[np.int64], batch: StepBatch) -> None:
         rows, first, tokens = attention_items(batch, self._spec.num_heads)
         arrays: dict[Word, npt.NDArray[np.generic]] = {
             Word.TOKEN_IDS: np.ascontiguousarray(batch.token_ids, np.int32),
@@ -107,11 +132,7 @@ class StepBuffers:
         description[Word.TOKENS] = batch.num_tokens
         description[Word.TABLE_BYTES] = arrays[Word.BLOCK_TABLES].strides[0]
         description[Word.ITEMS] = len(rows)
-        # all KV heads of a block lie together in memory, so they are read together unless threads would go without work
-        enough = len(rows) >= 4 * description[Word.THREADS]
-        description[Word.HEADS_A_UNIT] = self._spec.num_kv_heads if enough else 1
         description[Word.LOGITS_COUNT] = len(batch.logits_indices)
-        description[Word.READ_ALL] = int(batch.padded)
         self._held = tuple(arrays.values())
 
     def logits(self, count: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from core.model_spec import ModelSpec
-from core.runtime.backend import KVCache, LayerWeights, LinearWeight, ModelWeights, StepBatch
+from core.runtime.backend import Best, KVCache, LayerWeights, LinearWeight, ModelWeights, StepBatch
 from core.runtime.kernels.attention import scratch_bytes
 from core.runtime.kernels.buffers import StepBuffers
 from core.runtime.kernels.description import COUNTER_BYTES, COUNTERS_A_LAYER, LAYER_WORDS, STEP_WORDS, LayerWord, Word
@@ -82,7 +82,7 @@ class FastPath:
         logits = self._buffers.logits(count)
         return logits.clone() if logits.numel() <= _KEEP_LOGITS else logits
 
-    def best_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    def best_tokens(self) -> Best:
         """The first of the largest logits of each row of the latest step, and its value; NaN where one is not finite."""
         return self._buffers.best_tokens(self._count)
 

@@ -21,7 +21,8 @@ def _merge(
     numbers: npt.NDArray[np.int32],
     tokens: npt.NDArray[np.int64],
     values: npt.NDArray[np.float32],
-) -> None:
+) -> bool:
+    finite = True
     for row in range(len(tokens)):
         best, first, broken = -math.inf, 2**31 - 1, np.float32(0.0)
         for thread in range(lanes.shape[0]):
@@ -32,6 +33,8 @@ def _merge(
                     best, first = value, number
         tokens[row] = first
         values[row] = best + broken
+        finite &= math.isfinite(values[row])
+    return finite
 
 
 @cache
@@ -39,7 +42,8 @@ def compiled_merge() -> Any:
     """`merge(lanes, lanes as int32, tokens, values)`, compiled at once.
 
     lanes [threads, rows, 3, PANEL] float32; tokens [count] int64 and values [count] float32 are written, count <= rows.
-    Of equal logits the first token is taken; a row with a NaN anywhere has the value NaN.
+    Of equal logits the first token is taken; a row with a NaN anywhere has the value NaN. It returns whether all values
+    are finite.
     """
     merge = jit(_merge)
     lanes = np.zeros((1, 1, 3, PANEL), np.float32)
