@@ -16,7 +16,8 @@ from core.outputs import NewRequestData, RequestEvent, SchedulerOutput
 from core.records import RequestRecord
 from core.request import SamplingParams
 from core.runtime.backend import Best
-from core.runtime.input_batch import InputBatch
+from core.runtime.input_batch import InputBatch, RowCalls
+from core.runtime.kernels.compiler import unavailable_reason
 from core.runtime.sampler import Sampler, SamplingBatch, likeliest
 from core.slots import by_columns
 from core.snapshot import RequestView
@@ -153,10 +154,22 @@ def test_gaps_of_a_batch_are_those_of_its_requests(seed: int) -> None:
     assert together.ttft.percentiles() == single.ttft.percentiles()
 
 
+def row_calls(compiled: bool) -> RowCalls | None:
+    if not compiled:
+        return None
+    if unavailable_reason():
+        pytest.skip(unavailable_reason())
+    from core.runtime.kernels.rows import compiled_rows
+
+    return compiled_rows()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, 33])
-def test_a_decode_step_is_planned_as_any_other(rows: int) -> None:
+def test_a_decode_step_is_planned_as_any_other(rows: int, compiled: bool) -> None:
     rng = random.Random(rows)
     batch = InputBatch(4, 500, vocab_size=100, max_model_len=64)
+    batch.calls = row_calls(compiled)
     free = iter(rng.sample(range(500), 500))
     lengths = [rng.randint(2, 20) for _ in range(rows)]
     for row, length in enumerate(lengths):
@@ -190,6 +203,22 @@ def test_a_decode_step_is_planned_as_any_other(rows: int) -> None:
     for wrong in (tuple(s + 1 for s in starts), tuple(s - 1 for s in starts)):
         with pytest.raises(ExecutorError, match="plans request"):
             batch.plan(SchedulerOutput(1, ids, (1,) * rows, wrong, (True,) * rows, (False,) * rows))
+
+
+def test_tokens_are_put_back_alike_and_where_there_is_no_room_the_store_grows() -> None:
+    stores = [InputBatch(4, 50, vocab_size=100, max_model_len=64, tokens=4) for _ in range(2)]
+    stores[1].calls = row_calls(compiled=True)
+    rows = np.array([2, 0])
+    for store in stores:
+        for number in range(3):
+            store.add(NewRequestData(f"r{number}", (7, 8), 2, (number,), SamplingParams(), 1))
+        for step in range(6):
+            store.commit(rows, np.array([step, 10 + step]))
+    assert stores[1].token_ids.shape[1] >= 8
+    for row in range(3):
+        count = 2 if row == 1 else 8
+        assert [int(s.num_tokens[row]) for s in stores] == [count, count]
+        np.testing.assert_array_equal(stores[0].token_ids[row, :count], stores[1].token_ids[row, :count])
 
 
 def test_only_rows_that_want_the_likeliest_token_are_plain() -> None:

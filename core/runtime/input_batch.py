@@ -10,7 +10,7 @@ a shorter way to the same batch, in which nothing is built that follows from the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,21 @@ class PlannedStep:
     batch: StepBatch
     sample_ids: tuple[str, ...]
     sample_rows: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class RowCalls:
+    """Compiled forms of what a decode step does with its rows; the numpy form is beside each use.
+
+    Attributes:
+        gather: (rows, starts, token_ids, num_tokens, num_blocks, block_tables, block_size, then written: token ids,
+            positions, slots, contexts, tables) -> False for a row that is not ready to compute token `starts`.
+        put: (rows, new int64 tokens, token_ids, num_tokens), the latter two are written -> False, and nothing is, for want
+            of room.
+    """
+
+    gather: Callable[..., bool]
+    put: Callable[..., bool]
 
 
 class _Counted:
@@ -94,6 +109,7 @@ class InputBatch:
         self._latest_rows: Int64 = np.zeros(0, np.int64)
         self._special_rows: set[int] = set()  # rows that want more than the likeliest token
         self._counted = _Counted(0)
+        self.calls: RowCalls | None = None  # compiled code, once there is some
 
     def add(self, new: NewRequestData) -> None:
         """Take a request that enters (or re-enters) the batch; one of the same id is replaced.
@@ -154,9 +170,11 @@ class InputBatch:
         """True if every request that is held wants the likeliest token and nothing else."""
         return not self._special_rows
 
-    def commit(self, rows: Int64, token_ids: npt.NDArray[np.integer]) -> None:
+    def commit(self, rows: Int64, token_ids: Int64) -> None:
         """Append one sampled token to each row."""
         if not len(rows):
+            return
+        if self.calls is not None and self.calls.put(rows, token_ids, self.token_ids, self.num_tokens):
             return
         places = self.num_tokens[rows]
         self._reserve_tokens(int(places.max()) + 1)
@@ -189,6 +207,8 @@ class InputBatch:
             count = self._counted = _Counted(len(rows))
         if step.padded_rows or step.num_scheduled_tokens != count.ones or step.samples != count.trues or not count.ones:
             return None
+        if self.calls is not None:
+            return self._gathered(self.calls, max(step.num_computed_tokens) + 1, rows, starts, count)
         ends = starts + 1
         if not np.array_equal(ends, self.num_tokens[rows]) or (ends > self.num_blocks[rows] * self.block_size).any():
             return None
@@ -205,6 +225,20 @@ class InputBatch:
             block_tables=self.block_tables[rows, : -(-most // self.block_size)],
             logits_indices=count.indices,
         )
+
+    def _gathered(self, calls: RowCalls, most: int, rows: Int64, starts: Int64, count: _Counted) -> StepBatch | None:
+        """As the rest of `_decode`."""
+        width = -(-most // self.block_size)
+        if most > self._max_model_len or most > self.token_ids.shape[1] or width > self.block_tables.shape[1] or starts.min() < 0:
+            return None
+        size = len(rows)
+        token_ids, positions, contexts = (np.empty(size, np.int32) for _ in range(3))
+        slots, tables = np.empty(size, np.int64), np.empty((size, width), np.int32)
+        known = self.token_ids, self.num_tokens, self.num_blocks, self.block_tables, self.block_size
+        if not calls.gather(rows, starts, *known, token_ids, positions, slots, contexts, tables):
+            return None
+        starts_of = count.starts
+        return StepBatch(token_ids, positions, slots, starts_of[:-1], starts_of, contexts, tables, count.indices)
 
     def _ragged(
         self, step: SchedulerOutput, rows: Int64, counts: Int64, starts: Int64, ends: Int64, samples: npt.NDArray[np.bool_]

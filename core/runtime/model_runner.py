@@ -149,6 +149,8 @@ class ModelRunner:
             return None
         planned = self._batch.plan(output)
         self._model.prepare(planned.batch)
+        if self._batch.calls is None:
+            self._batch.calls = getattr(self._model.backend, "row_calls", None)
         return planned
 
     def measure_ceilings(self) -> RooflineCeilings:

@@ -17,6 +17,7 @@ import torch
 from core.errors import ConfigError
 from core.model_spec import ModelSpec
 from core.runtime.backend import Best, KVCache, ModelWeights, StepBatch
+from core.runtime.input_batch import RowCalls
 from core.runtime.kernels.compiler import cache_folder, unavailable_reason
 from core.runtime.plain_backend import PlainBackend
 
@@ -151,6 +152,11 @@ class KernelBackend(PlainBackend):
         loaded, self._loaded = self._loaded, None
         self._ran_fast = loaded is not None and self._fast is not None
         return self._fast.run() if self._fast is not None and self._ran_fast else None
+
+    @property
+    def row_calls(self) -> RowCalls | None:
+        """Compiled calls for the rows of a decode step, once the kernels are in use."""
+        return self._fast.row_calls if self._fast is not None else None
 
     def best_tokens(self) -> Best | None:
         """See `Backend`."""

@@ -22,7 +22,8 @@ _TABLES, _CONTEXTS, _LOGITS = int(Word.BLOCK_TABLES), int(Word.CONTEXT_LENS), in
 _ROW, _FIRST, _COUNT, _ITEMS = int(Word.ITEM_ROW), int(Word.ITEM_FIRST), int(Word.ITEM_TOKENS), int(Word.ITEMS)
 _TOKENS, _TABLE_BYTES, _LOGITS_COUNT = int(Word.TOKENS), int(Word.TABLE_BYTES), int(Word.LOGITS_COUNT)
 
-Int32, Int64 = npt.NDArray[np.int32], npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
 
 
 def _describe(

@@ -14,6 +14,7 @@ from core.runtime.kernels.buffers import StepBuffers
 from core.runtime.kernels.description import COUNTER_BYTES, COUNTERS_A_LAYER, LAYER_WORDS, STEP_WORDS, LayerWord, Word
 from core.runtime.kernels.library import table_address
 from core.runtime.kernels.pack import PackedWeight, pack, pack_gate_up, padded
+from core.runtime.kernels.rows import compiled_rows
 from core.runtime.kernels.step import compiled_step
 from core.runtime.kernels.team import Team, team
 
@@ -52,6 +53,7 @@ class FastPath:
         self._description = np.zeros(STEP_WORDS, np.int64)
         self._description_address = int(self._description.ctypes.data)
         self._buffers = StepBuffers(spec, threads)
+        self.row_calls = compiled_rows()
         self._count = 0
         self._describe_run(dtype)
         self._describe_model(spec, weights)
