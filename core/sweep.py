@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -204,26 +204,46 @@ def give_way() -> None:
         os.nice(NICE)
 
 
-def _cluster(address: str) -> AbstractContextManager[Any]:
-    """Joblib's backend on a cluster."""
+@contextmanager
+def _cluster(address: str) -> Iterator[None]:
+    """Joblib's backend on a cluster; the connection to it ends with the sweep, unless it was there before."""
     kind, _, rest = address.partition(":")
     if not address:
-        return nullcontext()
+        yield
+        return
     if kind not in ("dask", "ray") or not rest:
         raise ConfigError(f"cluster {address!r} is not understood; give dask:ADDRESS or ray:ADDRESS")
     try:
-        if kind == "dask":
-            importlib.import_module("distributed").Client(rest, set_as_default=True)
-        else:
-            importlib.import_module("ray").init(address=rest, ignore_reinit_error=True)
-            importlib.import_module("ray.util.joblib").register_ray()
+        leave = _join_dask(rest) if kind == "dask" else _join_ray(rest)
     except ImportError:
         package = "dask[distributed]" if kind == "dask" else "ray"
         raise ConfigError(f"a {kind} cluster needs the package {package}; install it beside this one") from None
     except OSError as error:
         raise ConfigError(f"the {kind} cluster at {rest} cannot be reached: {error}") from None
-    backend: AbstractContextManager[Any] = joblib.parallel_config(backend=kind)
-    return backend
+    try:
+        with joblib.parallel_config(backend=kind):
+            yield
+    finally:
+        leave()
+
+
+def _join_dask(address: str) -> Callable[[], None]:
+    client = importlib.import_module("distributed").Client(address, set_as_default=True)
+    leave: Callable[[], None] = client.close
+    return leave
+
+
+def _join_ray(address: str) -> Callable[[], None]:
+    ray = importlib.import_module("ray")
+    mine = not ray.is_initialized()
+    ray.init(address=address, ignore_reinit_error=True)
+    importlib.import_module("ray.util.joblib").register_ray()
+    leave: Callable[[], None] = ray.shutdown if mine else _nothing
+    return leave
+
+
+def _nothing() -> None:
+    """Leave a connection as it was found."""
 
 
 def _most_jobs(address: str) -> int:

@@ -202,22 +202,30 @@ def test_specs_that_make_no_sense() -> None:
     assert pickle.loads(pickle.dumps(BASE)).scheduler == BASE.scheduler
 
 
-def test_the_same_sweep_on_a_local_dask_cluster() -> None:
+def not_here(*args: object, **kwargs: object) -> None:
+    raise AssertionError("a point of a cluster's sweep ran in the process that asked for it")
+
+
+def test_the_same_sweep_on_a_local_dask_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     distributed = pytest.importorskip("distributed", reason="dask[distributed] is not installed")
     spec = SweepSpec(BASE, AXES)
-    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
-        rows = list(run_sweep(spec, n_jobs=2, cluster=f"dask:{cluster.scheduler_address}"))
-        distributed.default_client().close()
-    assert rows == list(run_sweep(spec))
+    alone = list(run_sweep(spec))
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+        monkeypatch.setattr(WhatIf, "run", not_here)
+        assert list(run_sweep(spec, n_jobs=2, cluster=f"dask:{cluster.scheduler_address}")) == alone
+        with pytest.raises(ValueError, match="No global client found"):
+            distributed.get_client()  # the sweep took its connection along
 
 
-def test_the_same_sweep_on_a_local_ray_cluster() -> None:
+def test_the_same_sweep_on_a_local_ray_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray", reason="ray is not installed")
     spec = SweepSpec(BASE, AXES)
+    alone = list(run_sweep(spec))
     root = str(Path(__file__).resolve().parents[1])
     ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": root}})
     try:
-        rows = list(run_sweep(spec, n_jobs=8, cluster=f"ray:{ray.get_runtime_context().gcs_address}"))
+        monkeypatch.setattr(WhatIf, "run", not_here)
+        assert list(run_sweep(spec, n_jobs=8, cluster=f"ray:{ray.get_runtime_context().gcs_address}")) == alone
+        assert ray.is_initialized()  # a connection that was there before stays
     finally:
         ray.shutdown()
-    assert rows == list(run_sweep(spec))
