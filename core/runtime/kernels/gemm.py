@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from core.runtime.kernels.compiler import part
 from core.runtime.kernels.memory import fetch_add
-from core.runtime.kernels.microkernel import MAX_ROWS, STORE, tile, tile_1x4, tile_2x2
+from core.runtime.kernels.microkernel import MAX_ROWS, STORE, tile, tile_1x4
 from core.runtime.kernels.vector import best_of, silu_mul
 
 GRAIN = 4
@@ -43,12 +43,6 @@ def _run_panels(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int,
             w += 4 * panel_bytes
             out += 4 * PANEL_BYTES
             count -= 4
-    elif rows == 2:
-        while count >= 2:
-            tile_2x2(fns, x, ldx, w, panel_bytes, PANEL_BYTES, k, out, ldo, mode, w, 0)
-            w += 2 * panel_bytes
-            out += 2 * PANEL_BYTES
-            count -= 2
     for panel in range(count):
         row = 0
         ahead = w + (panel + 1) * panel_bytes if panel + 1 < count else following
@@ -112,7 +106,7 @@ def gemm_silu_mul(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: in
     start, count = _take(counter, pairs, threads)
     while count != 0:
         next_start, next_count = _take(counter, pairs, threads)
-        if rows <= 2:
+        if rows == 1:
             here = w + 2 * start * panel_bytes
             _run_panels(fns, x, ldx, rows, here, panel_bytes, k, 2 * count, scratch, 2 * GRAIN * PANEL, STORE, here)
             _activate(fns, scratch, 2 * GRAIN * PANEL, rows, count, out + start * PANEL_BYTES, ldo)

@@ -146,8 +146,7 @@ tile = family("tile", "a" * 11, "v", [_packed(rows, 1) for rows in range(1, MAX_
 """tile(table, rows - 1, x, ldx, w, panel_bytes, k_bytes, k, out, ldo, mode, ahead, ahead_step): one panel."""
 
 tile_1x4 = kernel("tile_1x4", "a" * 11, "v", _packed(1, 4))
-tile_2x2 = kernel("tile_2x2", "a" * 11, "v", _packed(2, 2))
-"""One or two rows leave most registers free: several panels at once keep the multiply-adds busy."""
+"""One row leaves most registers free: several panels at once keep the multiply-adds busy."""
 
 tile_listed = family("tile_listed", "a" * 8, "v", [_listed(rows, 1) for rows in range(1, MAX_ROWS + 1)])
 """tile_listed(table, rows - 1, x, ldx, addresses, shift, k, out, ldo, mode): 16 columns."""
