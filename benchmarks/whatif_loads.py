@@ -1,9 +1,11 @@
 """The loads that `benchmarks whatif` runs on the real engine, and the loop that runs them.
 
-fitted    closed loops of 1 to 32 users, short to long prompts          the law is fitted to their steps
-held out  other mixes of users and lengths                              its step times are judged on these
-burst     more requests than seats                                      saturation
-Poisson   at shares of the measured capacity                            throughput and latencies
+CALIBRATION   closed loops of 1 to 32 users, with and without pauses    the law is fitted to their steps, and only to them
+HELD OUT      other mixes of users and lengths                          its step times are judged on these
+              a burst of more requests than seats                       saturation
+              Poisson arrivals at shares of the measured capacity       throughput and latencies
+
+The two groups share no seed, no distribution of lengths and no arrival process; seeds are drawn from ranges of their own.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from core.request import SamplingParams
 from core.workload import Arrival, LoadGenerator
 
 PROMPTS, OUTPUTS = LengthSpec.lognormal(96, 0.7, 8, 512), LengthSpec.lognormal(48, 0.6, 4, 160)
+CALIBRATION_SEEDS, HELD_OUT_SEEDS = 100_000, 200_000
+ROUNDS = 2
+"""Each calibration load runs so many times, in turns: a disturbance then hits all kinds of steps and none alone."""
 _LOWEST_ID = 3
 
 
@@ -100,32 +105,43 @@ def warm_up(engine: Engine, limit_s: float = 300.0) -> None:
     engine.info = engine.executor.info
 
 
+def _closed(users: int, seed: int, prompts: LengthSpec, outputs: LengthSpec, think_s: float = 0.0) -> LoadSpec:
+    return LoadSpec(
+        process=ArrivalProcess.CLOSED_LOOP, prompt_kind=PromptKind.RANDOM, users=users, think_time_s=think_s,
+        prompt_tokens=prompts, output_tokens=outputs, seed=seed,
+    )  # fmt: skip
+
+
 def loads_for_fit(seed: int) -> list[LoadSpec]:
     """Closed loops of few and many users with short and long prompts: all kinds of steps."""
-    base = LoadSpec(
-        process=ArrivalProcess.CLOSED_LOOP, prompt_kind=PromptKind.RANDOM, prompt_tokens=PROMPTS, output_tokens=OUTPUTS
-    )
+    seed += CALIBRATION_SEEDS
+    short, middle, long = LengthSpec.uniform(8, 24), LengthSpec.uniform(16, 300), LengthSpec.uniform(150, 700)
+    some, many = LengthSpec.uniform(10, 60), LengthSpec.uniform(40, 120)
+    mixes = [
+        (1, middle, many, 0.0), (2, middle, many, 0.0), (3, long, many, 0.0), (4, short, many, 0.0), (6, middle, many, 0.0),
+        (8, LengthSpec.uniform(8, 500), some, 0.0), (10, middle, some, 1.5), (16, short, many, 0.0), (24, long, some, 0.0),
+        (32, short, many, 0.0), (32, middle, some, 0.0),
+    ]  # fmt: skip
     return [
-        replace(base, users=1, seed=seed + 1),
-        replace(base, users=3, seed=seed + 2),
-        replace(base, users=8, seed=seed + 3, prompt_tokens=LengthSpec.uniform(8, 500)),
-        replace(base, users=16, seed=seed + 4),
-        replace(base, users=32, seed=seed + 5),
-        replace(
-            base, users=24, seed=seed + 6, prompt_tokens=LengthSpec.uniform(150, 700), output_tokens=LengthSpec.uniform(2, 40)
-        ),
+        _closed(users, seed + 1000 * round_ + i, prompts, outputs, think_s)
+        for round_ in range(ROUNDS)
+        for i, (users, prompts, outputs, think_s) in enumerate(mixes)
     ]
+
+
+def load_for_pace(seed: int) -> LoadSpec:
+    """A calibration load of a few seconds before a run that is predicted: how slow the machine is now."""
+    return _closed(8, seed + CALIBRATION_SEEDS + 50_000, LengthSpec.uniform(16, 200), LengthSpec.uniform(10, 60), 1.0)
 
 
 def loads_held_out(seed: int) -> list[LoadSpec]:
     """Other mixes: none of their steps is in the fit."""
-    base = LoadSpec(
-        process=ArrivalProcess.CLOSED_LOOP, prompt_kind=PromptKind.RANDOM, prompt_tokens=PROMPTS, output_tokens=OUTPUTS
-    )
+    seed += HELD_OUT_SEEDS
     return [
-        replace(base, users=2, seed=seed + 21, prompt_tokens=LengthSpec.uniform(30, 600)),
-        replace(base, users=12, seed=seed + 22),
-        replace(base, users=28, seed=seed + 23, output_tokens=LengthSpec.uniform(10, 120)),
+        _closed(2, seed + 1, LengthSpec.uniform(30, 600), OUTPUTS),
+        _closed(5, seed + 2, PROMPTS, OUTPUTS, 0.4),
+        _closed(12, seed + 3, PROMPTS, OUTPUTS),
+        _closed(28, seed + 4, PROMPTS, LengthSpec.uniform(10, 120)),
     ]
 
 
@@ -133,7 +149,7 @@ def burst_load(seed: int, requests: int) -> LoadSpec:
     """All at once: the engine runs at its capacity until the queue is empty."""
     return LoadSpec(
         process=ArrivalProcess.BURST, burst_size=requests, prompt_kind=PromptKind.RANDOM, prompt_tokens=PROMPTS,
-        output_tokens=OUTPUTS, seed=seed + 31,
+        output_tokens=OUTPUTS, seed=seed + HELD_OUT_SEEDS + 31,
     )  # fmt: skip
 
 
@@ -141,5 +157,5 @@ def poisson_load(seed: int, rate_per_s: float, requests: int) -> LoadSpec:
     """Requests at a rate."""
     return LoadSpec(
         rate_per_s=rate_per_s, num_requests=requests, prompt_kind=PromptKind.RANDOM, prompt_tokens=PROMPTS,
-        output_tokens=OUTPUTS, seed=seed,
+        output_tokens=OUTPUTS, seed=seed + HELD_OUT_SEEDS + 500,
     )  # fmt: skip

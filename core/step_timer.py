@@ -5,8 +5,9 @@
                + a * KV bytes read + b * attention FLOPs + swap * swapped bytes
 
 `law(n)` is the time a matrix parameter takes for n rows, s: level while memory sets the pace, then rising with the
-arithmetic; piecewise linear, never falling, over rows 1, 2, 4, ... Because every term is a time for a byte, a FLOP or a
-parameter, a law fitted on one model prices another model on the same machine. A step with more work never costs less.
+arithmetic; piecewise linear, never falling, over KNOTS, which are close where the steps of a light load lie. Because
+every term is a time for a byte, a FLOP or a parameter, a law fitted on one model prices another model on the same
+machine. A step with more work never costs less.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from core.errors import ConfigError
 from core.outputs import StepTiming
 from core.roofline import ATTAINABLE, Efficiency, bandwidth_for, model_time
 
-KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048)
 
 
 class StepTimer(Protocol):
@@ -96,6 +97,7 @@ class StepCoefficients:
             pictures): no part of a step's own time, but of a run's.
         run_factor: seconds of all measured steps / seconds predicted for them: a robust fit predicts the typical step, a
             run also has the slow ones.
+        pace: how slow the machine was lately, by the latest steps; 1 is as slow as in the steps that the law was fitted to.
     """
 
     fixed_s: float
@@ -109,6 +111,7 @@ class StepCoefficients:
     host_token_s: float = 0.0
     between_s: float = 0.0
     run_factor: float = 1.0
+    pace: float = 1.0
 
     def __post_init__(self) -> None:
         if len(self.law_s) != len(KNOTS):
@@ -116,10 +119,16 @@ class StepCoefficients:
         values = (*self.law_s, self.fixed_s, self.row_s, self.kv_byte_s, self.attention_flop_s, self.swap_byte_s)
         if not all(v >= 0.0 for v in (*values, self.host_fixed_s, self.host_row_s, self.host_token_s, self.between_s)):
             raise ConfigError("a coefficient is below 0 or not a number; a step with more work must not cost less")
-        if not 0.0 < self.run_factor < 1e3:
-            raise ConfigError(f"run_factor is {self.run_factor!r}; give a number above 0, near 1")
+        for name in ("run_factor", "pace"):
+            if not 0.0 < getattr(self, name) < 1e3:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; give a number above 0, near 1")
         if any(b < a for a, b in zip(self.law_s, self.law_s[1:], strict=False)):
             raise ConfigError("the law falls with more rows; a step with more work must not cost less")
+
+    @property
+    def factor(self) -> float:
+        """What the time of a step in a run is multiplied by."""
+        return self.run_factor * self.pace
 
     def of_one_step(self) -> StepCoefficients:
         """The law of a typical step, without what only a run shows."""
@@ -167,6 +176,7 @@ class CalibratedTimer:
         self.model = model
         self.coefficients = coefficients
         self.source = source
+        self._factor = coefficients.factor
         spec = model.spec
         self._head = spec.head_parameters / model.tensor_parallel
         self._met = model.layer_flops_per_token / 2.0
@@ -187,18 +197,18 @@ class CalibratedTimer:
         """Price one step."""
         c, model = self.coefficients, self.model
         if not run.rows:
-            return StepTiming(prepare_s=c.run_factor * c.host_fixed_s + c.between_s + c.swap_byte_s * swap_bytes)
+            return StepTiming(prepare_s=c.factor * c.host_fixed_s + c.between_s + c.swap_byte_s * swap_bytes)
         forward = c.fixed_s + c.row_s * run.rows + self._linear_s(run.query_tokens) + self._head * c.law(run.sampled)
         forward += c.kv_byte_s * (model.kv_read_per_token * run.context_tokens + copy_bytes)
         forward += c.attention_flop_s * model.attention_flops_per_pair * run.attended_tokens
-        host = c.run_factor * (c.host_fixed_s + c.host_row_s * run.rows + c.host_token_s * run.query_tokens)
-        return StepTiming(prepare_s=host + c.between_s + c.swap_byte_s * swap_bytes, forward_s=c.run_factor * forward)
+        host = c.factor * (c.host_fixed_s + c.host_row_s * run.rows + c.host_token_s * run.query_tokens)
+        return StepTiming(prepare_s=host + c.between_s + c.swap_byte_s * swap_bytes, forward_s=c.factor * forward)
 
     def seconds(self, run: StepSums, swap_bytes: float = 0.0, copy_bytes: float = 0.0) -> float:
         """`predict` as one number; the law is looked up once for each count of tokens and of rows."""
         c, model, rows, tokens, sampled = self.coefficients, self.model, run.rows, run.query_tokens, run.sampled
         if not rows:
-            return c.run_factor * c.host_fixed_s + c.between_s + c.swap_byte_s * swap_bytes
+            return self._factor * c.host_fixed_s + c.between_s + c.swap_byte_s * swap_bytes
         layers = self._layers_s.get(tokens)
         if layers is None:
             layers = self._layers_s[tokens] = self._linear_s(tokens)
@@ -210,7 +220,7 @@ class CalibratedTimer:
             + c.kv_byte_s * (model.kv_read_per_token * run.context_tokens + copy_bytes)
             + c.attention_flop_s * model.attention_flops_per_pair * run.attended_tokens
         )  # fmt: skip
-        return c.run_factor * own_s + c.between_s + c.swap_byte_s * swap_bytes
+        return self._factor * own_s + c.between_s + c.swap_byte_s * swap_bytes
 
     def _linear_s(self, tokens: int) -> float:
         c = self.coefficients

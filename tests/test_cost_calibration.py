@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from core.calibration import between_steps_s, calibrate, hats, measured_device, never_dearer, observe
+from core.calibration import at_pace, calibrate, hats, measured_device, never_dearer
 from core.cost_model import NO_WORK, CostModel, StepComposition, StepSums
 from core.devices import DeviceSpec, device_named
 from core.errors import ConfigError
@@ -18,6 +18,7 @@ from core.outputs import ModelRunnerOutput, SchedulerOutput, StepTiming
 from core.records import StepRecord
 from core.snapshot import PoolCounts, RooflineCeilings
 from core.step_record import StepCounts, StepTimes, build_step_record
+from core.step_residuals import PACE_NOISE, between_steps_s, observe
 from core.step_timer import (
     KNOTS,
     CalibratedTimer,
@@ -37,7 +38,12 @@ TRUE = StepCoefficients(
     fixed_s=4e-4,
     row_s=2e-6,
     law_s=tuple(
-        float(v) for v in np.cumsum([9e-11, 1e-11, 2e-11, 4e-11, 5e-11, 9e-11, 2e-10, 4e-10, 8e-10, 1.6e-9, 3.2e-9, 6.4e-9])
+        float(v)
+        for v in np.interp(
+            KNOTS,
+            [2**i for i in range(12)],
+            np.cumsum([9e-11, 1e-11, 2e-11, 4e-11, 5e-11, 9e-11, 2e-10, 4e-10, 8e-10, 1.6e-9, 3.2e-9, 6.4e-9]),
+        )
     ),
     kv_byte_s=1.4e-10,
     attention_flop_s=2.5e-11,
@@ -155,13 +161,33 @@ def test_slow_steps_count_in_a_run_and_not_in_a_step() -> None:
     assert found.timer().seconds(one) == pytest.approx(found.coefficients.run_factor * typical + found.coefficients.between_s)
 
 
+def test_the_law_follows_the_pace_of_the_latest_steps() -> None:
+    """The machine slows down by a fifth: what comes next is priced at the new pace, the law's own steps are not."""
+    timer = CalibratedTimer(MODEL, TRUE)
+    made = [(c, predict_composition(timer, c)) for c in random_steps(900, seed=5)]
+    slowed = [
+        record(i, c, StepTiming(prepare_s=t.prepare_s * f, forward_s=t.forward_s * f))
+        for i, (c, t) in enumerate(made)
+        for f in (1.2 if i >= 450 else 1.0,)
+    ]
+    before = calibrate(slowed[:450], MODEL, MACHINE).coefficients
+    assert before.pace == 1.0
+    after = at_pace(before, slowed[450:], MODEL)
+    assert after.pace == pytest.approx(1.2 - PACE_NOISE, abs=0.03)
+    one = StepSums(4, 4, 4, 400, 400)
+    slow, quick = (CalibratedTimer(MODEL, law).seconds(one) for law in (after, before))
+    assert slow - after.between_s == pytest.approx(after.pace / before.pace * (quick - before.between_s))
+    assert at_pace(before, slowed[450:455], MODEL) == before, "five steps say nothing"
+
+
 def test_a_row_never_costs_more_than_one_of_a_larger_step() -> None:
-    rates = never_dearer(np.array([131, 141, 141, 189, 189, 493, 1002, 1904, 3600, 6992, 13775, 27342], dtype=float))
+    measured = [131, 136, 141, 141, 165, 189, 189, 189, 341, 493, 748, 1002, 1453, 1904, 3600, 6992, 13775, 27342]
+    rates = never_dearer(np.array(measured, dtype=float))
     each = rates / np.array(KNOTS)
     assert (np.diff(each) <= 1e-9).all()
     assert (np.diff(rates) >= 0).all()
-    assert rates[4] == pytest.approx(16 * 1002 / 64)
-    assert rates[[0, 6, 11]] == pytest.approx([131, 1002, 27342]), "what was in order stays"
+    assert rates[KNOTS.index(16)] == pytest.approx(16 * 1002 / 64)
+    assert rates[[0, KNOTS.index(64), -1]] == pytest.approx([131, 1002, 27342]), "what was in order stays"
 
 
 def test_coefficients_must_make_sense() -> None:
@@ -239,6 +265,6 @@ def test_time_between_steps_is_part_of_a_run_and_not_of_a_step() -> None:
     assert between_steps_s(held) == pytest.approx(0.003)
     alone = [replace(r, num_running=1, finished=1) for r in records]
     assert between_steps_s(alone) == 0.0
-    law = StepCoefficients(1e-3, 0.0, (1e-12,) * 12, 0.0, 0.0, 0.0, between_s=2e-3)
+    law = StepCoefficients(1e-3, 0.0, (1e-12,) * len(KNOTS), 0.0, 0.0, 0.0, between_s=2e-3)
     timer = CalibratedTimer(CostModel.of(TINY), law)
     assert step_seconds(timer.predict(StepSums(1, 1, 1, 10, 10))) > 3e-3

@@ -20,11 +20,11 @@ from core.prompts import RandomPrompts
 from core.request import SamplingParams
 from core.scheduler import Scheduler
 from core.sim_executor import SimExecutor
-from core.step_timer import CalibratedTimer, StepCoefficients
+from core.step_timer import KNOTS, CalibratedTimer, StepCoefficients
 from core.workload import arrivals
 
 COST = CostModel.of(TINY)
-LAW = StepCoefficients(1e-3, 1e-5, tuple(2e-8 + 1e-9 * i * i for i in range(12)), 1e-8, 1e-9, 1e-10, 3e-4, 1e-5, 1e-6)
+LAW = StepCoefficients(1e-3, 1e-5, tuple(2e-8 + 1e-9 * i * i for i in range(len(KNOTS))), 1e-8, 1e-9, 1e-10, 3e-4, 1e-5, 1e-6)
 DEVICE = custom_device("two cores", peak_tflops=0.1, bandwidth_gb_s=1.0, memory_gb=1.0)
 LOAD = LoadSpec(
     rate_per_s=30.0, num_requests=60, prompt_tokens=LengthSpec.uniform(5, 90), output_tokens=LengthSpec.uniform(2, 30),

@@ -19,7 +19,7 @@ from core.load_spec import LoadSpec, PromptKind
 from core.model_spec import TINY
 from core.models_catalog import model_named
 from core.request import SLO
-from core.step_timer import StepCoefficients
+from core.step_timer import KNOTS, StepCoefficients
 from core.sweep import Axis, Goal, SearchMethod, SweepRow, SweepSpec, best_under, pareto_front, run_sweep, sample
 from core.traces.report import TraceReport
 from core.traces.trace import Trace
@@ -71,7 +71,7 @@ def test_the_same_load_in_three_forms() -> None:
 
 
 def test_this_machine_by_its_fitted_law() -> None:
-    law = StepCoefficients(1e-4, 1e-6, (1e-9,) * 12, 1e-10, 1e-11, 1e-10, 2e-4, 5e-6, 1e-7)
+    law = StepCoefficients(1e-4, 1e-6, (1e-9,) * len(KNOTS), 1e-10, 1e-11, 1e-10, 2e-4, 5e-6, 1e-7)
     here = WhatIf(
         TINY, SLOW, coefficients=law, num_blocks=128, load=dataclasses.replace(LOAD, prompt_tokens=LengthSpec.fixed(30))
     )

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
-from core.calibration import Residual
 from core.charts import formats, style
 from core.charts.kv import Spec, base
 from core.sim_metrics import SeriesPoint
+from core.step_residuals import Residual
 
 BASE, NEW = "as live", "what-if"
 MAX_POINTS = 400

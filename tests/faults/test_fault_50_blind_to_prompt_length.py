@@ -11,12 +11,12 @@ from core.devices import DEVICES, DeviceSpec
 from core.model_spec import SMOLLM2_135M
 from core.models_catalog import model_named
 from core.roofline import IDEAL
-from core.step_timer import CalibratedTimer, RooflineTimer, StepCoefficients, StepTimer, predict_composition, step_seconds
+from core.step_timer import KNOTS, CalibratedTimer, RooflineTimer, StepCoefficients, StepTimer, predict_composition, step_seconds
 
 SMALL = CostModel.of(SMOLLM2_135M)
 LARGE = CostModel.of(model_named("Llama 3.1 8B"))
 CPU = DeviceSpec("cpu", 4e11, 3e10, 3e10, step_overhead_s=1e-3)
-LAW = StepCoefficients(1e-4, 1e-6, tuple(7e-11 + 1e-11 * i * i for i in range(12)), 1e-10, 1e-11, 1e-10, 2e-4, 5e-6, 1e-7)
+LAW = StepCoefficients(1e-4, 1e-6, tuple(7e-11 + 1e-11 * i * i for i in range(len(KNOTS))), 1e-10, 1e-11, 1e-10, 2e-4, 5e-6, 1e-7)
 TIMERS = {
     "roofline of a CPU": RooflineTimer(SMALL, CPU, IDEAL),
     "roofline of an H100": RooflineTimer(LARGE, DEVICES["H100 SXM"]),
