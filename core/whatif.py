@@ -196,6 +196,17 @@ class WhatIf:
         return Simulation(self.setup(), self.feed()).run(max_time_s=max_time_s, should_stop=should_stop, on_progress=on_progress)
 
 
+def first_part(what: WhatIf, requests: int) -> WhatIf | None:
+    """The same what-if with only the first `requests` of its load, for a quick answer; None if it has hardly more."""
+    if what.arrivals:
+        return replace(what, arrivals=what.arrivals[:requests]) if len(what.arrivals) >= 2 * requests else None
+    if what.trace is not None:
+        return replace(what, trace=what.trace.head(requests)) if len(what.trace) >= 2 * requests else None
+    if what.load is None or (what.load.total_requests or 0) < 2 * requests:
+        return None
+    return replace(what, load=replace(what.load, num_requests=requests))
+
+
 def _denser(arrivals: Iterator[Arrival], origin_s: float, rate: float) -> Iterator[Arrival]:
     for arrival in arrivals:
         yield arrival if rate == 1.0 else replace(arrival, time_s=origin_s + (arrival.time_s - origin_s) / rate)

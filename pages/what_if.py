@@ -13,7 +13,7 @@ import streamlit as st
 from core.errors import BatchscopeError
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot
-from pages.parts import engine_access, frame, ticker, whatif_form, whatif_results, whatif_run
+from pages.parts import engine_access, frame, ticker, whatif_form, whatif_keys, whatif_results, whatif_run
 
 
 def _nothing(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
@@ -24,7 +24,7 @@ def _presets(known: whatif_run.Known) -> None:
     with st.container(horizontal=True, key="whatif_presets", gap="small"):
         for name in whatif_form.PRESETS:
             st.button(name, key=f"preset_{name}", on_click=whatif_form.take_preset, args=(name, known.base.whatif))
-        st.button("As live", key="preset_none", on_click=whatif_form.reset, icon=":material/restart_alt:")
+        st.button("As live", key="preset_none", on_click=whatif_keys.forget, icon=":material/restart_alt:")
 
 
 def _page() -> None:

@@ -15,6 +15,7 @@ from streamlit.testing.v1 import AppTest
 from core.models_catalog import MODELS
 from core.scenario import parse_scenario
 from core.sim_jobs import Outcome, SimulationJobs
+from core.traces.reader import read_trace
 from core.whatif import WhatIf
 from pages.parts import engine_access, paired, whatif_run
 from tests.fake_live import FakeLive
@@ -36,7 +37,7 @@ def jobs() -> Iterator[SimulationJobs]:
 @pytest.fixture
 def live(jobs: SimulationJobs, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLive]:
     monkeypatch.setattr(whatif_run, "jobs", lambda: jobs)
-    monkeypatch.setattr(whatif_run, "WAIT_S", 60.0)
+    monkeypatch.setattr(whatif_run, "MORE_S", 60.0)
     monkeypatch.setattr(whatif_run.wait, "__defaults__", (60.0,))
     fake = FakeLive(busy_run())
     engine_access.install(fake)
@@ -70,6 +71,43 @@ def test_as_live_both_runs_are_the_same_and_the_error_is_shown(live: FakeLive) -
     error = next(c.value for c in at.caption if c.value.startswith("Error against the live engine"))
     assert "median error of" in error
     assert "held" in error
+
+
+def test_a_preset_after_another_starts_from_the_live_values(live: FakeLive) -> None:
+    """A browser keeps what it shows unless it is told otherwise, so the old knob is told its live value."""
+    at = press(press(opened(), "Twice the seats"), "Half the KV memory")
+    knob = at.number_input(key="w_max_num_seqs")
+    assert knob.proto.set_value, "the browser would report the old value with its next run"
+    assert knob.value == live.latest().config.scheduler.max_num_seqs
+    assert "max_num_seqs" not in words(at).split("bs-paired")[0]
+    assert "num_blocks" in words(at)
+    at = press(at, "As live")
+    assert "As live: turn a knob" in words(at)
+    assert not at.warning
+
+
+def test_a_first_answer_says_from_how_many_requests_it_is(live: FakeLive, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = opened()
+    ask = whatif_run.ask
+    rest: Future[Outcome] = Future()
+
+    def slow(what: WhatIf, max_time_s: float | None = None) -> Future[Outcome]:
+        whole = what.load is not None and what.load.num_requests != whatif_run.FIRST_REQUESTS
+        return (
+            rest
+            if whole and what.scheduler.max_num_seqs != live.latest().config.scheduler.max_num_seqs
+            else ask(what, max_time_s)
+        )
+
+    monkeypatch.setattr(whatif_run, "ask", slow)
+    monkeypatch.setattr(whatif_run, "MORE_S", 0.1)
+    at = press(at, "Twice the seats")
+    assert f"first answer, from {whatif_run.FIRST_REQUESTS} requests" in words(at)
+    assert "max_num_seqs" in words(at)
+    monkeypatch.setattr(whatif_run, "ask", ask)
+    monkeypatch.setattr(whatif_run, "MORE_S", 60.0)
+    at.run()
+    assert "first answer" not in words(at)
 
 
 def test_a_preset_changes_hardware_and_says_what_moves(live: FakeLive) -> None:
@@ -174,6 +212,18 @@ def test_the_saved_scenario_is_the_what_if(live: FakeLive, monkeypatch: pytest.M
     assert scenario.engine.scheduler.max_num_seqs == 64
     assert scenario.device is not None
     assert (scenario.device.name, scenario.tensor_parallel) == ("H100 SXM", 3)
+
+
+def test_a_saved_mix_of_tenants_names_a_file_with_its_requests(live: FakeLive, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: dict[str, str] = {}
+    monkeypatch.setattr(st, "download_button", lambda label, data, *a, **k: saved.__setitem__(label, data))
+    opened(w_source="a mix of tenants", w_requests="50", whatif_tab="Flags and files")
+    scenario = parse_scenario(saved["Save as scenario"])
+    assert scenario.load is None
+    assert scenario.trace is not None
+    rows = read_trace(saved["Save its load"].encode(), name=scenario.trace.path, time_unit=scenario.trace.time_unit)
+    assert len(rows) == 50
+    assert len({rows.tenant(i) for i in range(50)}) > 1
 
 
 def test_while_the_model_loads_the_page_says_so(live: FakeLive) -> None:

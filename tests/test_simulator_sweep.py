@@ -23,7 +23,7 @@ from core.step_timer import KNOTS, StepCoefficients
 from core.sweep import Axis, Goal, SearchMethod, SweepRow, SweepSpec, best_under, pareto_front, run_sweep, sample
 from core.traces.report import TraceReport
 from core.traces.trace import Trace
-from core.whatif import NOTCHES, SWITCHES, WhatIf, moved, sensitivity
+from core.whatif import NOTCHES, SWITCHES, WhatIf, first_part, moved, sensitivity
 from core.workload import Arrival
 
 LOAD = LoadSpec(
@@ -68,6 +68,17 @@ def test_the_same_load_in_three_forms() -> None:
         dataclasses.replace(BASE, load=None).run()
     with pytest.raises(ConfigError, match="never ends"):
         dataclasses.replace(BASE, load=LoadSpec()).run()
+
+
+def test_a_first_part_of_each_kind_of_load() -> None:
+    trace = Trace(TraceReport("t", "own", "", 20, 0), np.full(20, 30), np.full(20, 10), np.arange(20) * 0.1)
+    arrivals = tuple(Arrival(10.0 + 0.1 * i, i, (i + 1,) * 30, 10) for i in range(20))
+    for changes in ({}, {"load": None, "trace": trace}, {"load": None, "arrivals": arrivals}):
+        whole = dataclasses.replace(BASE, **changes)
+        part = first_part(whole, 5)
+        assert part is not None
+        assert part.run().finished == 5
+        assert first_part(whole, 15) is None, "hardly less work than the whole"
 
 
 def test_this_machine_by_its_fitted_law() -> None:

@@ -14,6 +14,8 @@ from core.traces.replay_prompts import prompt_ids, trace_arrivals
 from core.traces.servegen import read_client
 from core.traces.tenant_mix import TenantLaw, clients_trace, pair_clients, tenant_mix
 from core.traces.trace import merge
+from core.traces.writer import TIME_UNIT, trace_jsonl, trace_of
+from core.workload import Arrival
 
 ROWS = b"".join(
     b'{"timestamp": %d, "input_length": %d, "output_length": %d, "hash_ids": %s}\n'
@@ -194,3 +196,18 @@ def test_real_clients_are_paired_by_name_and_brought_to_a_rate(shared_traces: Pa
         pair_clients([(paths[1].name, b"")] if "rates" in paths[1].name else [(paths[0].name, b"")])
     with pytest.raises(TraceError, match="neither rates nor lengths"):
         pair_clients([("notes.csv", b"")])
+
+
+def test_a_written_trace_is_read_back(trace) -> None:
+    """Times, lengths, tenants and shared blocks survive the way through a file."""
+    for given in (trace, tenant_mix([TenantLaw("a", 3.0, 1.0, 50, 20), TenantLaw("b", 1.0, 2.0, 90, 9)], 60)):
+        back = read_trace(trace_jsonl(given).encode(), name="w.jsonl", time_unit=TIME_UNIT)
+        assert back.prompt_tokens.tolist() == given.prompt_tokens.tolist()
+        assert back.output_tokens.tolist() == given.output_tokens.tolist()
+        assert back.arrival_s == pytest.approx(given.arrival_s - given.arrival_s[0], abs=2e-6)
+        assert [back.tenant(i) for i in range(len(back))] == [given.tenant(i) for i in range(len(given))]
+        assert [back.blocks(i) for i in range(len(back))] == [given.blocks(i) for i in range(len(given))]
+    arrivals = tuple(Arrival(5.0 + i, i, (i,) * 7, 3, "a" if i % 2 else "b") for i in range(4))
+    dense = read_trace(trace_jsonl(trace_of(arrivals), rate=2.0).encode(), name="w.jsonl", time_unit=TIME_UNIT)
+    assert dense.arrival_s.tolist() == [0.0, 0.5, 1.0, 1.5]
+    assert [dense.tenant(i) for i in range(4)] == ["b", "a", "b", "a"]

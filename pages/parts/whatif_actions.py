@@ -9,8 +9,9 @@ import streamlit as st
 
 from core.config import CacheConfig, EngineConfig
 from core.models_catalog import MODELS
-from core.scenario import Scenario
+from core.scenario import Scenario, TraceSource
 from core.scenario_text import scenario_toml
+from core.traces.writer import TIME_UNIT, trace_jsonl, trace_of
 from core.vllm_flags import sglang_command, vllm_command
 from core.whatif import WhatIf
 from pages.parts import engine_access, frame, scenario_file
@@ -19,6 +20,7 @@ from pages.parts.whatif_form import Choice
 from pages.parts.whatif_run import Known
 
 _ANSWER = "whatif_answer"
+TRACE_FILE = "what-if-load.jsonl"
 
 
 def _config(live: EngineConfig, target: WhatIf) -> EngineConfig:
@@ -78,10 +80,12 @@ def files_tab(known: Known, choice: Choice, target: WhatIf) -> None:
     live = engine_access.engine().latest().config
     config = _config(live, target)
     here = target.coefficients is not None or target.device.measured
+    recorded = _recorded(target)
     scenario = Scenario(
         name="what-if",
         engine=replace(config, spec=None),
-        load=choice.load.spec if choice.load is not None else None,
+        load=choice.load.spec if choice.load is not None and recorded is None else None,
+        trace=None if recorded is None else TraceSource(TRACE_FILE, time_unit=TIME_UNIT),
         device=None if here else target.device,
         tensor_parallel=target.tensor_parallel,
         gpu_memory_utilization=target.gpu_memory_utilization,
@@ -92,8 +96,20 @@ def files_tab(known: Known, choice: Choice, target: WhatIf) -> None:
             "Save as scenario", scenario_toml(scenario), "scenario.toml", "application/toml", key="whatif_save",
             help="TOML; the watched file below takes it, and so does a sweep.",
         )  # fmt: skip
+        if recorded is not None:
+            st.download_button(
+                "Save its load", recorded, TRACE_FILE, "application/jsonl", key="whatif_save_load",
+                help=f"The scenario names this file, {TRACE_FILE}; put it beside the scenario.",
+            )  # fmt: skip
     _commands(config, target, here)
     scenario_file.watched()
+
+
+def _recorded(target: WhatIf) -> str | None:
+    """The load as the rows of a trace file, where it is a trace, a mix of tenants or requests that came; None if drawn."""
+    if target.arrivals:
+        return trace_jsonl(trace_of(target.arrivals), target.rate)
+    return trace_jsonl(target.trace, target.rate) if target.trace is not None else None
 
 
 def _commands(config: EngineConfig, target: WhatIf, here: bool) -> None:

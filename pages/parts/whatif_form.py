@@ -27,11 +27,11 @@ from core.whatif_base import LiveBase
 from pages.parts import frame, whatif_load
 from pages.parts.knobs import MEMORY, SCHEDULER, Knob
 from pages.parts.limit import limit
+from pages.parts.whatif_keys import PREFIX, forget, fresh, say
 
 HERE, CUSTOM, PASTED = "this machine", "custom", "config.json"
 WEIGHT_DTYPES = ("bfloat16", "float16", "fp8", "int8", "int4", "float32")
 KV_DTYPES = ("bfloat16", "float16", "fp8", "int8", "float32")
-PREFIX = "w_"
 _SHOWN = {k.name: k for k in (*SCHEDULER, *MEMORY)}
 _SCHEDULER = (
     "max_num_seqs",
@@ -88,20 +88,12 @@ class Choice:
     problem: str = ""
 
 
-def reset() -> None:
-    """Back to the live values: forget every widget of the form, and the address with it."""
-    for key in [k for k in st.session_state if str(k).startswith(PREFIX)]:
-        del st.session_state[key]
-    for key in [k for k in st.query_params if k.startswith(PREFIX)]:
-        del st.query_params[key]
-
-
 def take_preset(name: str, base: WhatIf) -> None:
     """Set the knobs of a one-click what-if, the others as they are live."""
-    reset()
+    forget()
     for knob, value in PRESETS[name].items():
         live = base.knob(knob) if isinstance(value, float) else None
-        st.session_state[PREFIX + knob] = max(round(live * value), 1) if live is not None else value
+        say(PREFIX + knob, max(round(live * value), 1) if live is not None else value)
 
 
 def _place(value: float, low: float, high: float) -> float:
@@ -127,7 +119,13 @@ def ghost(live: Any, now: Any, bounds: tuple[float, float] | None = None) -> Non
 def number(name: str, label: str, live: int, *, step: int = 1, low: int = 0, help_text: str = "") -> int:
     """A whole number with its ghost."""
     value = st.number_input(
-        label, value=int(live), min_value=low, step=step, key=PREFIX + name, bind="query-params", help=help_text or None
+        label,
+        value=fresh(PREFIX + name, int(live)),
+        min_value=low,
+        step=step,
+        key=PREFIX + name,
+        bind="query-params",
+        help=help_text or None,
     )
     chosen = int(value if value is not None else live)
     ghost(live, chosen, _RANGES.get(name, (1, 1e6)))
@@ -140,7 +138,7 @@ def choice(name: str, label: str, live: str, options: Sequence[str], help_text: 
     value = st.selectbox(
         label,
         known,
-        index=known.index(live) if live in known else 0,
+        index=known.index(fresh(PREFIX + name, live if live in known else known[0])),
         key=PREFIX + name,
         bind="query-params",
         help=help_text or None,
@@ -150,7 +148,7 @@ def choice(name: str, label: str, live: str, options: Sequence[str], help_text: 
 
 
 def _switch(name: str, label: str, live: bool, help_text: str) -> bool:
-    value = st.toggle(label, value=live, key=PREFIX + name, bind="query-params", help=help_text)
+    value = st.toggle(label, value=fresh(PREFIX + name, live), key=PREFIX + name, bind="query-params", help=help_text)
     ghost(live, value)
     return bool(value)
 
@@ -162,8 +160,15 @@ def _knob(knob: Knob, live: Any) -> Any:
     if isinstance(live, bool):
         return _switch(knob.name, knob.label, live, knob.help)
     if isinstance(live, float):
-        value = st.number_input(knob.label, value=live, min_value=0.0, step=float(knob.step), key=PREFIX + knob.name,
-                                bind="query-params", help=knob.help)  # fmt: skip
+        value = st.number_input(
+            knob.label,
+            value=fresh(PREFIX + knob.name, live),
+            min_value=0.0,
+            step=float(knob.step),
+            key=PREFIX + knob.name,
+            bind="query-params",
+            help=knob.help,
+        )
         ghost(live, value)
         return float(value)
     if knob.off:
@@ -185,18 +190,33 @@ def _device(base: LiveBase) -> DeviceSpec | None:
     if name == CUSTOM:
         left, right = st.columns(2)
         with left:
-            peak = st.number_input("Peak, TFLOP/s", value=400.0, min_value=0.001, key="w_peak", bind="query-params")
-            memory = st.number_input("Memory, GB", value=80.0, min_value=0.01, key="w_memory", bind="query-params")
+            peak = st.number_input(
+                "Peak, TFLOP/s", value=fresh("w_peak", 400.0), min_value=0.001, key="w_peak", bind="query-params"
+            )
+            memory = st.number_input(
+                "Memory, GB", value=fresh("w_memory", 80.0), min_value=0.01, key="w_memory", bind="query-params"
+            )
         with right:
-            bandwidth = st.number_input("Memory, GB/s", value=2000.0, min_value=0.1, key="w_bandwidth", bind="query-params")
-            price = st.number_input("Price an hour", value=0.0, min_value=0.0, key="w_price", bind="query-params")
+            bandwidth = st.number_input(
+                "Memory, GB/s", value=fresh("w_bandwidth", 2000.0), min_value=0.1, key="w_bandwidth", bind="query-params"
+            )
+            price = st.number_input(
+                "Price an hour", value=fresh("w_price", 0.0), min_value=0.0, key="w_price", bind="query-params"
+            )
         return custom_device(
-            "custom", peak_tflops=peak, bandwidth_gb_s=bandwidth, memory_gb=memory, link_gb_s=300, host_gb_s=32,
+            "custom",
+            peak_tflops=peak,
+            bandwidth_gb_s=bandwidth,
+            memory_gb=memory,
+            link_gb_s=300,
+            host_gb_s=32,
             price_per_hour=price,
-        )  # fmt: skip
+        )
     device = DEVICES[name]
     st.caption(frame.plain(f"Source: {device.source}."))
-    price = st.number_input("Price an hour", value=0.0, min_value=0.0, key="w_price", bind="query-params", help="For the cost.")
+    price = st.number_input(
+        "Price an hour", value=fresh("w_price", 0.0), min_value=0.0, key="w_price", bind="query-params", help="For the cost."
+    )
     return replace(device, price_per_hour=price)
 
 
@@ -236,19 +256,33 @@ def _hardware(base: LiveBase) -> tuple[DeviceSpec | None, dict[str, Any]]:
     with right:
         kv = choice("kv", "KV cache", live.kv_dtype, KV_DTYPES, "Number format of keys and values.")
         share = st.number_input(
-            "Memory share", value=0.92, min_value=0.05, max_value=1.0, step=0.01, key="w_share", bind="query-params",
+            "Memory share",
+            value=fresh("w_share", 0.92),
+            min_value=0.05,
+            max_value=1.0,
+            step=0.01,
+            key="w_share",
+            bind="query-params",
             help="gpu_memory_utilization in vLLM, mem_fraction_static in SGLang.",
-        )  # fmt: skip
+        )
     host_ms = st.number_input(
-        "Host time of a step, ms", value=round(1e3 * base.host_s, 2), min_value=0.0, step=0.5, key="w_host_ms",
+        "Host time of a step, ms",
+        value=fresh("w_host_ms", round(1e3 * base.host_s, 2)),
+        min_value=0.0,
+        step=0.5,
+        key="w_host_ms",
         bind="query-params",
         help="Deciding, preparing and sampling, outside the forward pass. Proposed: what this machine takes for it now.",
-    )  # fmt: skip
+    )
     device = replace(device, step_overhead_s=1e-3 * float(host_ms))
     heads = None if weights not in ("int4", "int8", "fp8") else "bfloat16"
     return device, {
-        "weight_dtype": weights, "kv_dtype": kv, "head_dtype": heads, "tensor_parallel": group, "gpu_memory_utilization": share,
-    }  # fmt: skip
+        "weight_dtype": weights,
+        "kv_dtype": kv,
+        "head_dtype": heads,
+        "tensor_parallel": group,
+        "gpu_memory_utilization": share,
+    }
 
 
 def _memory(live: WhatIf, here: bool) -> dict[str, Any]:
@@ -259,7 +293,7 @@ def _memory(live: WhatIf, here: bool) -> dict[str, Any]:
     else:
         blocks = st.number_input(
             "KV blocks",
-            value=0,
+            value=fresh("w_pool", 0),
             min_value=0,
             step=1024,
             key="w_pool",

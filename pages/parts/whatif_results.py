@@ -15,7 +15,7 @@ from core.prediction import Pair as Checked
 from core.report.caption import facts_of_what_if
 from core.sim_jobs import Outcome
 from core.sim_result import SimulationResult
-from core.whatif import NOTCHES, SWITCHES, WhatIf
+from core.whatif import NOTCHES, SWITCHES, WhatIf, first_part
 from core.whatif_words import BETTER, FIGURES, bound, headline
 from pages.parts import frame, whatif_actions, whatif_figures, whatif_run
 from pages.parts.paired import Pair, paired, shown
@@ -24,6 +24,7 @@ from pages.parts.whatif_form import Choice
 TABS = ("Roofline and next sequence", "Memory", "Sensitivity", "How far to trust it", "Flags and files")
 GOALS = ("output_tokens_per_s", "goodput_per_s", "ttft_p95", "itl_p95", "e2e_p95")
 _DRAWN = "whatif_drawn"
+_ASKED = "whatif_asked"
 _DIMMED = "<style>.st-key-whatif_body { opacity: 0.45; }</style>"
 _LABELS = {name: label for name, label, _ in FIGURES}
 _CHECKED = {"output_tokens_per_s": "throughput", "ttft_p50": "TTFT p50", "tpot_p50": "TPOT p50", "e2e_p50": "E2E p50"}
@@ -31,7 +32,11 @@ _CHECKED = {"output_tokens_per_s": "throughput", "ttft_p50": "TTFT p50", "tpot_p
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """All that the tabs share."""
+    """All that the tabs share.
+
+    Attributes:
+        only: requests of the load that the two runs had; 0 for all of them.
+    """
 
     known: whatif_run.Known
     choice: Choice
@@ -40,16 +45,41 @@ class View:
     base: SimulationResult
     new: SimulationResult
     pairs: tuple[Checked, ...]
+    only: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """What is being simulated for a choice: the base run, the what-if, and the live engine's own requests."""
+    """What is being simulated for a choice: the base run, the what-if, and the live engine's own requests.
+
+    Attributes:
+        first: both runs with the first requests of the load only; empty for a load that is short already.
+    """
 
     choice: Choice
     base: Future[Outcome]
     target: Future[Outcome]
     check: Future[Outcome] | None
+    first: tuple[Future[Outcome], ...] = ()
+
+    def all(self) -> list[Future[Outcome]]:
+        return [f for f in (*self.first, self.base, self.target, self.check) if f is not None]
+
+
+def _ask(known: whatif_run.Known, choice: Choice) -> Asked:
+    """Ask for all of it, the quick ones first; what another choice still waits for is dropped."""
+    assert choice.base is not None
+    assert choice.target is not None
+    parts = [first_part(what, whatif_run.FIRST_REQUESTS) for what in (choice.base, choice.target)]
+    first = tuple(whatif_run.ask(part) for part in parts if part is not None) if all(parts) else ()
+    base, target = whatif_run.ask(choice.base), whatif_run.ask(choice.target)
+    asked = Asked(choice, base, target, whatif_run.ask_check(known), first)
+    before: Asked | None = st.session_state.get(_ASKED)
+    if before is not None:
+        wanted = {id(f) for f in asked.all()}
+        whatif_run.drop(f for f in before.all() if id(f) not in wanted)
+    st.session_state[_ASKED] = asked
+    return asked
 
 
 def results(known: whatif_run.Known, choice: Choice) -> None:
@@ -57,8 +87,9 @@ def results(known: whatif_run.Known, choice: Choice) -> None:
     if choice.base is None or choice.target is None:
         st.error(frame.plain(choice.problem), icon=":material/block:")
         return
-    asked = Asked(choice, whatif_run.ask(choice.base), whatif_run.ask(choice.target), whatif_run.ask_check(known))
-    whatif_run.wait([asked.base, asked.target])
+    asked = _ask(known, choice)
+    whatif_run.wait(asked.first or [asked.base, asked.target])
+    whatif_run.wait([asked.base, asked.target], whatif_run.MORE_S)
     waiting = not _complete(asked)
 
     @st.fragment(run_every=whatif_run.POLL_S if waiting else None)
@@ -87,6 +118,12 @@ def _show(known: whatif_run.Known, asked: Asked) -> None:
     first, second = whatif_run.answer(asked.base), whatif_run.answer(asked.target)
     pairs = whatif_run.checked(known, asked.check)
     view: View | None = st.session_state.get(_DRAWN)
+    only = 0
+    if first is None or second is None:
+        quick = [whatif_run.answer(f) for f in asked.first]
+        if len(quick) == 2 and all(q is not None and q.result is not None for q in quick):
+            first, second = quick
+            only = whatif_run.FIRST_REQUESTS
     under_way = first is None or second is None
     if first is not None and second is not None:
         if first.result is None or second.result is None:
@@ -94,7 +131,7 @@ def _show(known: whatif_run.Known, asked: Asked) -> None:
             st.error(frame.plain(second.problem or first.problem), icon=":material/block:")
             _error_line(known, pairs)
             return
-        view = View(known, choice, choice.base, choice.target, first.result, second.result, pairs)
+        view = View(known, choice, choice.base, choice.target, first.result, second.result, pairs, only)
         st.session_state[_DRAWN] = view
     _verdict(view, under_way)
     _error_line(known, pairs)
@@ -118,7 +155,8 @@ def _verdict(view: View | None, under_way: bool) -> None:
         same = not view.choice.changed and view.base == view.new
         words = "As live: turn a knob, or take one of the examples above" if same else headline(view.base, view.new)
         changed = "; ".join(f"{n} {a} → {b}" for n, a, b in view.choice.changed)
-        about = " · ".join(x for x in (changed, view.choice.load.words if view.choice.load else "") if x)
+        part = f"first answer, from {view.only} requests; the whole load follows" if view.only else ""
+        about = " · ".join(x for x in (part, changed, view.choice.load.words if view.choice.load else "") if x)
     st.html(f'<p class="bs-verdict">{html.escape(words)}</p><p>{html.escape(about)}</p>')
 
 

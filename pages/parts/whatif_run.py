@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,13 +24,20 @@ from core.snapshot import EngineSnapshot
 from core.whatif import Sensitivity, WhatIf
 from core.whatif_base import LiveBase, LiveRun, compare_live, live_base, live_run
 
-WAIT_S = 0.25
-"""How long a page run waits for an answer before it draws without: no tick of the page comes meanwhile."""
+WAIT_S = 0.6
+"""How long a page run waits for a first answer before it draws without: no tick of the page comes meanwhile."""
+
+MORE_S = 0.1
+"""How much longer it waits for the whole load, which then saves drawing twice."""
+
+FIRST_REQUESTS = 40
+"""A first answer comes from so many requests of the load; the page says so, and draws the whole load when it is there."""
 
 POLL_S = 0.25
 
 LAW_STEPS = 4000
-BASE_AGE_S = 60.0
+BASE_AGE_S = 300.0
+"""A law is kept for so long: anew it would have every run of the page simulated again. Measure again does it at once."""
 _KEPT = 64
 
 
@@ -51,7 +58,7 @@ def _futures() -> OrderedDict[str, Future[Any]]:
 
 def _asked(key: str, submit: Callable[[], Future[Any]]) -> Future[Any]:
     kept = _futures()
-    if key not in kept or (kept[key].done() and kept[key].exception() is not None):
+    if key not in kept or kept[key].cancelled() or (kept[key].done() and kept[key].exception() is not None):
         kept[key] = submit()
     kept.move_to_end(key)
     return kept[key]
@@ -73,7 +80,7 @@ def notches(what: WhatIf, goal: str, knobs: Sequence[str]) -> list[Sensitivity]:
     open_ones = 0
     for knob in knobs:
         future = ask_notch(what, goal, knob)
-        if future.done() and future.exception() is None:
+        if future.done() and not future.cancelled() and future.exception() is None:
             done.append(future.result())
             continue
         open_ones += 1
@@ -90,9 +97,15 @@ def wait(futures: Sequence[Future[Any]], limit_s: float = WAIT_S) -> bool:
     return all(f.done() for f in futures)
 
 
+def drop(futures: Iterable[Future[Any]]) -> None:
+    """Take back what was asked for another choice and has not begun: the next answer shall not wait behind it."""
+    for future in futures:
+        future.cancel()
+
+
 def answer(future: Future[Outcome]) -> Outcome | None:
     """The outcome; None while it is under way; a process that died is an outcome with its words."""
-    if not future.done():
+    if not future.done() or future.cancelled():
         return None
     error = future.exception()
     return Outcome(None, f"the simulation ended with {type(error).__name__}: {error}") if error else future.result()
@@ -103,7 +116,7 @@ def answer(future: Future[Outcome]) -> Outcome | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
-    """The live engine as it was when the page looked: kept for a minute, or until its settings change."""
+    """The live engine as it was when the page looked: kept for some minutes, or until its settings change."""
 
     base: LiveBase
     made_s: float

@@ -17,6 +17,7 @@ from core.traces.tenant_mix import EXAMPLE, TenantLaw, clients_trace, pair_clien
 from core.traces.trace import Trace
 from core.whatif import WhatIf
 from pages.parts import frame
+from pages.parts.whatif_keys import fresh
 
 MAX_TRACE_ROWS = 200_000
 UNITS = ("as inferred", "s", "ms", "us", "ns")
@@ -28,11 +29,25 @@ def _factors(live: WhatIf, trace: Trace, words: str) -> Rows:
     one, two = st.columns(2)
     with one:
         prompt = float(
-            st.number_input("Prompts, times", value=1.0, min_value=0.001, step=0.25, key="w_trace_prompt", bind="query-params")
+            st.number_input(
+                "Prompts, times",
+                value=fresh("w_trace_prompt", 1.0),
+                min_value=0.001,
+                step=0.25,
+                key="w_trace_prompt",
+                bind="query-params",
+            )
         )
     with two:
         output = float(
-            st.number_input("Outputs, times", value=1.0, min_value=0.001, step=0.25, key="w_trace_output", bind="query-params")
+            st.number_input(
+                "Outputs, times",
+                value=fresh("w_trace_output", 1.0),
+                min_value=0.001,
+                step=0.25,
+                key="w_trace_output",
+                bind="query-params",
+            )
         )
     room = (live.max_model_len or live.model.max_model_len) // 2
     clipped = int((trace.prompt_tokens > room).sum() + (trace.output_tokens > room).sum())
@@ -86,15 +101,26 @@ def clients(live: WhatIf, count: int) -> Rows:
         ConfigError, TraceError: while files are missing or cannot be used.
     """
     uploads = st.file_uploader(
-        "ServeGen files, two a client", type=["csv", "json"], accept_multiple_files=True, key="w_servegen",
+        "ServeGen files, two a client",
+        type=["csv", "json"],
+        accept_multiple_files=True,
+        key="w_servegen",
         help="NAME_rates.csv (start, rate, CV, family, shape, scale) and NAME_lengths.json of each client.",
-    )  # fmt: skip
+    )
     if not uploads:
         raise ConfigError("no client yet; choose a file of rates and a file of lengths for each")
     found = _clients(tuple((u.name, u.getvalue()) for u in uploads))
     theirs = sum(c.mean_rate_per_s for c in found)
-    rate = float(st.number_input("Requests per second, all clients", value=1.0, min_value=0.001, key="w_servegen_rate",
-                                 bind="query-params", help=f"As fitted: {formats.figures(theirs)}."))  # fmt: skip
+    rate = float(
+        st.number_input(
+            "Requests per second, all clients",
+            value=fresh("w_servegen_rate", 1.0),
+            min_value=0.001,
+            key="w_servegen_rate",
+            bind="query-params",
+            help=f"As fitted: {formats.figures(theirs)}.",
+        )
+    )
     trace = clients_trace(found, count, rate)
     st.caption(frame.plain(f"{trace.report.notes[0] if trace.report.notes else ''}; shares and bursts are those of the clients."))
     return _factors(live, trace, f"{len(found)} ServeGen clients, {len(trace)} requests")
@@ -109,8 +135,12 @@ def _columns(data: bytes, name: str) -> ColumnMap | None:
         return None
     names = ["", *column_names(data, name)]
     parts = {}
-    for field, label in (("time", "Arrival time"), ("prompt_tokens", "Prompt tokens"), ("output_tokens", "Output tokens"),
-                         ("tenant", "Tenant")):  # fmt: skip
+    for field, label in (
+        ("time", "Arrival time"),
+        ("prompt_tokens", "Prompt tokens"),
+        ("output_tokens", "Output tokens"),
+        ("tenant", "Tenant"),
+    ):
         parts[field] = st.selectbox(label, names, key=f"w_col_{field}") or None
     return ColumnMap(**parts)
 
@@ -127,9 +157,11 @@ def from_file(live: WhatIf, count: int) -> Rows:
         ConfigError, TraceError: while there is no file, or none that can be used.
     """
     upload = st.file_uploader(
-        "Trace file", type=["csv", "json", "jsonl"], key="w_trace_file",
+        "Trace file",
+        type=["csv", "json", "jsonl"],
+        key="w_trace_file",
         help="Azure, BurstGPT, Mooncake, GuideLLM, AIPerf, vLLM, ShareGPT, or any CSV or JSONL with named columns.",
-    )  # fmt: skip
+    )
     if upload is None:
         raise ConfigError("no trace yet; choose a CSV, JSON or JSONL file")
     data = upload.getvalue()
