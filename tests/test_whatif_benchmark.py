@@ -1,0 +1,33 @@
+"""The benchmark of predictions judges on loads that the law has not seen, and by medians of its repetitions."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import whatif_loads as loads
+from benchmarks.whatif import CAPACITY_SHARES, Judged, over_repeats
+from core.prediction import Pair
+
+
+@pytest.mark.parametrize("seed", [0, 7000, 49_000])
+def test_calibration_and_held_out_loads_have_nothing_in_common(seed: int) -> None:
+    fitted = [*loads.loads_for_fit(seed), *(loads.load_for_pace(seed + i) for i in range(4))]
+    judged = [*loads.loads_held_out(seed), loads.burst_load(seed, 48)]
+    judged += [loads.poisson_load(seed + round(100 * share), 2.0, 40) for share in CAPACITY_SHARES]
+    assert not {s.seed for s in fitted} & {s.seed for s in judged}
+    assert len({s.seed for s in judged}) == len(judged)
+    lengths = {(s.prompt_tokens, s.output_tokens) for s in fitted}
+    assert not lengths & {(s.prompt_tokens, s.output_tokens) for s in judged}
+    assert all(s.is_closed for s in fitted)
+    assert sum(not s.is_closed for s in judged) == 1 + len(CAPACITY_SHARES)
+
+
+def test_medians_are_compared_and_a_run_is_held_against_the_others() -> None:
+    rows = [
+        Judged({"x": Pair("x", "s", predicted, measured)}, 1.0) for predicted, measured in ((1.0, 1.0), (1.2, 1.1), (9.0, 2.2))
+    ]
+    pair, spread = over_repeats("x", "s", rows)
+    assert (pair.predicted, pair.measured) == (1.2, 1.1)
+    assert pair.error == pytest.approx(1.2 / 1.1 - 1.0)
+    assert spread == pytest.approx(2.2 / 1.05 - 1.0)
+    assert over_repeats("x", "s", [Judged({"x": Pair("x", "s", None, None)}, 1.0)])[0].error is None
