@@ -20,6 +20,7 @@ byte, because it happens on the critical path of a decision; the dead entry goes
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -71,7 +72,8 @@ class BlockPool:
         self._published = bytearray(num_blocks)
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
-        self._lost: dict[bytes, int] = {}  # contents that were overwritten lately, oldest first
+        # Contents that were overwritten lately, oldest first; a plain dict would look for its first entry among the deleted.
+        self._lost: OrderedDict[bytes, int] = OrderedDict()
         self._evictable = eviction_order(eviction_policy, num_blocks)
 
     @property
@@ -230,7 +232,7 @@ class BlockPool:
             del index[held]
             self._lost[held] = 1
             if len(self._lost) > LOST_PER_BLOCK * self.num_blocks:
-                del self._lost[next(iter(self._lost))]
+                self._lost.popitem(last=False)
         index[block_hash] = block_id
         hash_of[block_id] = block_hash
         published[block_id] = 1
