@@ -118,9 +118,9 @@ class Books:
         """The last characters of a live request's text."""
         return self._text.tail(request_id)
 
-    def tails(self, request_ids: Sequence[str]) -> list[str]:
-        """`tail` of each of many requests."""
-        return self._text.tails(request_ids)
+    def tails_later(self, request_ids: Sequence[str]) -> Callable[[], list[str]]:
+        """`tail` of each of many requests as they are now, put together by whoever calls what this returns."""
+        return self._text.tails_later(request_ids)
 
     def hand_over(self) -> list[RequestEvent]:
         """All events since the last call."""

@@ -10,8 +10,9 @@ stop_token_ids ends the output, is counted as output and has no text (as the mod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from operator import add, attrgetter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Protocol
 
 from core.outputs import RequestEvent
@@ -142,12 +143,13 @@ class OutputProcessor:
         live = self._live.get(request_id)
         return live.tail if live is not None else ""
 
-    def tails(self, request_ids: Sequence[str]) -> list[str]:
-        """`tail` of each of many requests."""
+    def tails_later(self, request_ids: Sequence[str]) -> Callable[[], list[str]]:
+        """`tail` of each of many requests as they are now, put together by whoever calls what this returns."""
         if request_ids == self._ids:
-            return [tail[-TAIL_CHARACTERS:] for tail in self._rows.tails]
+            return self._rows.tails_later()
         self._settle()
-        return [live.tail if live is not None else "" for live in map(self._live.get, request_ids)]
+        tails = [live.tail if live is not None else "" for live in map(self._live.get, request_ids)]
+        return partial(_itself, tails)
 
     def process(self, events: Iterable[RequestEvent]) -> None:
         """Fill in the texts of events. Call `forget` for ended requests once their tail was read."""
@@ -179,9 +181,9 @@ class OutputProcessor:
         rows = self._rows
         if rows.is_ahead:
             rows.is_ahead = False
-            for live, tail in zip(rows.lives, rows.tails, strict=True):
+            for live, tail in zip(rows.lives, rows.tails_later()(), strict=True):
                 if live is not None:
-                    live.tail = tail[-TAIL_CHARACTERS:]
+                    live.tail = tail
 
     def _dissolve(self) -> None:
         """Make the rows of the batch anew with the next step: one of them changes by itself."""
@@ -198,10 +200,11 @@ class _Rows:
         decoders: of the quick rows.
         special: rows that are not quick.
         is_between: no quick row is within a character, as far as that is known without asking each.
-        tails: of each row, longer than they need be; is_ahead: those of `lives` are older.
+        tails, shown: of each row the tail as it was, and what the steps since then have shown; neither list is changed once
+            a reader may have it. is_ahead: the tails of `lives` are older.
     """
 
-    __slots__ = ("_steps", "decoders", "is_ahead", "is_between", "lives", "special", "table", "tails")
+    __slots__ = ("decoders", "is_ahead", "is_between", "lives", "shown", "special", "table", "tails")
 
     def __init__(self, lives: Sequence[_LiveText | None]) -> None:
         self.lives = lives
@@ -214,7 +217,7 @@ class _Rows:
         self.table: Sequence[str | None] = shared.texts if shared is not None else ()
         self.tails = [live.tail if live is not None else "" for live in lives]
         self.is_ahead = self.is_between = False
-        self._steps = 0
+        self.shown: list[Sequence[str]] = []
 
     def push(self, at: int, token_id: int, known: str | None) -> tuple[str, bool]:
         """The text that a row may show after its new token, and whether that completed a stop string."""
@@ -227,12 +230,23 @@ class _Rows:
         return live.take_with(token_id)
 
     def follow(self, texts: Sequence[str]) -> None:
-        """Append what was shown to the tails."""
-        self.tails = list(map(add, self.tails, texts))
+        """Note what a step has shown."""
+        self.shown.append(texts)
         self.is_ahead = True
-        self._steps += 1
-        if self._steps % SHORTEN_STEPS == 0:
-            self.tails = [tail[-TAIL_CHARACTERS:] for tail in self.tails]
+        if len(self.shown) >= SHORTEN_STEPS:
+            self.tails, self.shown = self.tails_later()(), []
+
+    def tails_later(self) -> Callable[[], list[str]]:
+        """A call that gives the tail of each row as it is now."""
+        return partial(_joined, self.tails, tuple(self.shown))
+
+
+def _joined(tails: Sequence[str], shown: Sequence[Sequence[str]]) -> list[str]:
+    return ["".join(parts)[-TAIL_CHARACTERS:] for parts in zip(tails, *shown, strict=True)]
+
+
+def _itself(tails: list[str]) -> list[str]:
+    return tails
 
 
 _is_between = attrgetter("is_between")

@@ -148,7 +148,7 @@ class SnapshotBuilder:
                 prefill = dict(zip(output.request_ids, output.is_prefill, strict=True))
             planned = [tokens.get(i, 0) for i in ids], [prefill.get(i, False) for i in ids]
         tables = list(map(self._scheduler.kv.tables.get, ids))
-        return self._running.rows(requests, now_s, planned, tables, self._books.tails(ids))
+        return self._running.rows(requests, now_s, planned, tables, self._books.tails_later(ids))
 
     def _waiting_rows(self, now_s: float, exact: bool) -> tuple[RequestView, ...]:
         """Rows in the order of the queue; where exact, none is an older one used again."""

@@ -8,6 +8,7 @@ made by the first reader           the rows
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from itertools import repeat
 from operator import attrgetter
@@ -23,6 +24,7 @@ from core.snapshot import RequestView
 
 _view = by_slots(RequestView)
 _views = by_columns(RequestView)
+_TAIL = [f.name for f in fields(RequestView)].index("text_tail")
 _output, _spans = attrgetter("output_token_ids"), attrgetter("preempted_spans_s")
 _priority, _computed, _cached = attrgetter("priority"), attrgetter("num_computed_tokens"), attrgetter("num_cached_tokens")
 _preemptions, _admitted, _first_token = (
@@ -93,8 +95,8 @@ def live_row(
     )
 
 
-def _made(count: int, columns: Sequence[Any]) -> tuple[RequestView, ...]:
-    return tuple(_views(count, *columns))
+def _made(count: int, columns: Sequence[Any], tails: Callable[[], Sequence[str]]) -> tuple[RequestView, ...]:
+    return tuple(_views(count, *columns[:_TAIL], tails(), *columns[_TAIL + 1 :]))
 
 
 class RunningRows:
@@ -133,14 +135,14 @@ class RunningRows:
         now_s: float,
         planned: tuple[Sequence[int], Sequence[bool]],
         tables: Sequence[BlockTable | None],
-        tails: Sequence[str],
+        tails: Callable[[], Sequence[str]],
     ) -> RowsOnDemand:
         """One row a request, as it is now; what changes is read now, the rows are made by whoever looks at them.
 
         Args:
             planned: scheduled tokens, and whether they are a prefill, of each request in the latest step.
             tables: of each request, None where it has none.
-            tails: the end of each text.
+            tails: gives the end of each text.
         """
         ids = self.ids(requests)
         prompts, limits, tenants, sources, arrivals, hues = self._kept
@@ -148,10 +150,10 @@ class RunningRows:
             ids, repeat(RequestStatus.RUNNING.value), tenants, list(map(_priority, requests)), hues, arrivals,
             [now_s - a for a in arrivals], prompts, list(map(len, map(_output, requests))), limits,
             list(map(_computed, requests)), list(map(_cached, requests)), *planned, list(map(_preemptions, requests)),
-            self._copied(tables), repeat(""), repeat(""), tails, sources, list(map(_admitted, requests)),
+            self._copied(tables), repeat(""), repeat(""), repeat(""), sources, list(map(_admitted, requests)),
             list(map(_first_token, requests)), repeat(None), list(map(tuple, map(_spans, requests))),
         )  # fmt: skip
-        return RowsOnDemand(len(ids), partial(_made, len(ids), columns))
+        return RowsOnDemand(len(ids), partial(_made, len(ids), columns, tails))
 
     def _copied(self, tables: Sequence[BlockTable | None]) -> list[tuple[int, ...]]:
         """The block ids of each table. A table only grows, so a copy of the same length still holds."""
