@@ -144,11 +144,24 @@ def test_a_run_is_taken_home_and_opened_again_on_every_page(page: Page, dashboar
         expect(mark).to_contain_text("Every number on this page is replayed", timeout=60_000)
         expect(page.get_by_text("This page failed")).to_have_count(0)
         expect(page.locator("[data-testid=stException]")).to_have_count(0)
+        if path == "kv_blocks":
+            saves_a_figure(page, tmp_path)
     page.get_by_role("button", name="Last step").click()
     expect(mark).to_contain_text(f"of {formats.count(bundle.steps[-1].step)}", timeout=60_000)
     page.screenshot(path=PICTURES / "reports_replay.png")
     page.get_by_role("button", name="Back to the live engine").click()
     expect(mark).to_have_count(0, timeout=60_000)
+
+
+def saves_a_figure(page: Page, folder: Path) -> None:
+    """The block map as PDF and its cells as CSV, by the control at its corner."""
+    page.get_by_role("button", name="Save this figure").first.click()
+    for label, begin in (("PDF", b"%PDF"), ("CSV", b'"block","column","row"')):
+        with page.expect_download() as waiting:
+            page.locator("button.format", has_text=label).filter(visible=True).first.click()
+        assert waiting.value.suggested_filename.startswith("kv_map")
+        waiting.value.save_as(folder / label)
+        assert (folder / label).read_bytes().startswith(begin)
 
 
 def workers_of(dashboard: Dashboard) -> list[int]:
