@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.ceilings import raised_by_steps
 from core.config import BatchPolicy, CacheConfig, EngineConfig, SchedulerConfig
 from core.engine import Engine
 from core.factory import create_engine
@@ -132,10 +133,13 @@ def warm_up(engine: Engine) -> None:
 
 
 def utilisation(runs: Sequence[Run], ceilings: RooflineCeilings | None) -> tuple[float | None, float | None]:
-    """(MFU, MBU) of all runs together against measured ceilings, over the time of the forward passes."""
+    """(MFU, MBU) of all runs together against measured ceilings, over the time of the forward passes.
+
+    Steps that agree on a higher ceiling than the probe's raise it, as in the dashboard.
+    """
     if ceilings is None:
         return None, None
-    records = [record for run in runs for record in run.records]
+    ceilings, records = raised_by_steps(ceilings, (record for run in runs for record in run.records))
     busy_s = sum(record.forward_s for record in records)
     flops = sum(record.useful_flops for record in records)
     moved = sum(record.useful_bytes for record in records)

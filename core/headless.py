@@ -146,8 +146,7 @@ class HeadlessRun:
         try:
             await_kernels(engine, should_stop, on_progress)
             on_progress("measuring what this machine can do" if probe else "")
-            self.ceilings: RooflineCeilings | None = measure_ceilings(engine) if probe and not should_stop() else None
-            engine.telemetry.ceilings = self.ceilings
+            engine.telemetry.ceilings = measure_ceilings(engine) if probe and not should_stop() else None
             load, total, self.label = build_load(scenario, engine, folder)
             if total is None and max_steps is None and max_time_s is None:
                 raise ConfigError(f"the load ({self.label}) never ends; give it num_requests, or a limit of steps or seconds")
@@ -160,6 +159,11 @@ class HeadlessRun:
             engine, load, sampling, total=total, max_steps=max_steps, max_time_s=max_time_s, should_stop=should_stop
         )
         self.run = self._run.run
+
+    @property
+    def ceilings(self) -> RooflineCeilings | None:
+        """The probe's ceilings, raised where steps were above them; None without a probe."""
+        return self._run.engine.telemetry.ceilings
 
     @property
     def refused(self) -> dict[str, int]:

@@ -21,8 +21,9 @@ from core.config import CacheConfig, EngineConfig, SchedulerConfig, replace_knob
 from core.control import Lease, LiveLimits
 from core.errors import ControlRefused
 from core.live_board import Board, Message
+from core.live_ceilings import Probe
 from core.live_changes import KEEP, Keep, check_load, check_number, resolve_changes, words_of
-from core.live_host import EngineFactory, EngineHost, Probe
+from core.live_host import EngineFactory, EngineHost
 from core.live_loop import EngineLoop
 from core.live_view import LiveView
 from core.load_spec import LoadSpec
@@ -45,7 +46,7 @@ class LiveEngine(LiveView):
     Args:
         load: the load to start with; None starts idle.
         engine_factory: builds the engine in the engine's thread, `factory(config, progress) -> Engine`.
-        probe: measures the machine's ceilings once an engine is up.
+        probe: measures the machine's ceilings once an engine is up; probe_again: a shorter one for later.
         lease: who may give commands; a new one by default.
         paused: begin paused, e.g. to look at step 1.
     """
@@ -57,6 +58,7 @@ class LiveEngine(LiveView):
         load: LoadSpec | None = None,
         engine_factory: EngineFactory,
         probe: Probe | None = None,
+        probe_again: Probe | None = None,
         limits: LiveLimits | None = None,
         lease: Lease | None = None,
         paused: bool = False,
@@ -67,7 +69,10 @@ class LiveEngine(LiveView):
         self._stop = threading.Event()
         self._commands = CommandQueue(self.limits.max_commands)
         board = Board(config, self.limits.max_streams)
-        host = EngineHost(config, factory=engine_factory, board=board, stop=self._stop, load=load, probe=probe, paused=paused)
+        host = EngineHost(
+            config, factory=engine_factory, board=board, stop=self._stop, load=load,
+            probe=probe, probe_again=probe_again, paused=paused,
+        )  # fmt: skip
         super().__init__(board, EngineLoop(host, self._commands, self._stop), lease or Lease())
         self._thread = threading.Thread(target=self._loop.run, name=THREAD_NAME, daemon=True)
         # Found by `running_engine` even if this module was imported twice and the globals are not the same.

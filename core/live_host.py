@@ -19,19 +19,18 @@ from core.engine import Engine
 from core.errors import BatchscopeError
 from core.executor import RemoteExecutor
 from core.live_board import Board
+from core.live_ceilings import CeilingProbes, Probe
 from core.live_changes import apply_both
 from core.live_pictures import Pictures
 from core.load_driver import LoadDriver
 from core.load_spec import LoadSpec
 from core.outputs import RequestEvent
 from core.request import SLO, FinishReason, SamplingParams
-from core.snapshot import RooflineCeilings
 from core.workload import Arrival
 
 log = logging.getLogger(__name__)
 
 EngineFactory = Callable[[EngineConfig, Callable[[str], None]], Engine]
-Probe = Callable[[Engine], RooflineCeilings | None]
 
 
 class StopRequested(BaseException):
@@ -44,6 +43,7 @@ class EngineHost:
     Args:
         factory: builds an engine; its second argument takes lines of progress and may raise `StopRequested`.
         probe: measures the ceilings of the machine once an engine is up; None leaves them unknown.
+        probe_again: a shorter probe for later, see `core.live_ceilings`; None never measures again.
         load: what to send as soon as there is an engine.
 
     Attributes:
@@ -64,6 +64,7 @@ class EngineHost:
         stop: threading.Event,
         load: LoadSpec | None = None,
         probe: Probe | None = None,
+        probe_again: Probe | None = None,
         paused: bool = False,
     ) -> None:
         self.config = config
@@ -79,9 +80,8 @@ class EngineHost:
         self._factory = factory
         self._stop = stop
         self._load = load
-        self._probe = probe
+        self._probes = CeilingProbes(probe, probe_again)
         self._engine: Engine | None = None
-        self._ceilings: RooflineCeilings | None = None
 
     @property
     def engine(self) -> Engine:
@@ -129,7 +129,7 @@ class EngineHost:
             return self.broken
         self.config = engine.config
         self.remote = engine.executor if isinstance(engine.executor, RemoteExecutor) else None
-        self._measure_ceilings(engine)
+        self._probes.begin(engine, self.on_progress)
         self._engine = engine
         engine.between_launches = self._take_late
         self.board.attach(engine)
@@ -146,6 +146,7 @@ class EngineHost:
         engine, self._engine, self.remote = self._engine, None, None
         self.driver.stop()
         if engine is not None:
+            self._probes.keep(engine)
             self.board.streams.end_all(reason, engine.clock.now())
             engine.close()
 
@@ -169,13 +170,6 @@ class EngineHost:
         if self._stop.is_set():
             raise StopRequested
         self.pictures.starting(text, self.config)
-
-    def _measure_ceilings(self, engine: Engine) -> None:
-        if self._probe is not None and self._ceilings is None:
-            self.on_progress("measuring what this machine can do")
-            self._ceilings = self._probe(engine)
-        if self._ceilings is not None:
-            engine.telemetry.ceilings = self._ceilings
 
     def _rebuild(self) -> None:
         why = self.build(self.config)
@@ -204,6 +198,7 @@ class EngineHost:
         self.driver.on_events(events)
         for listener in tuple(self.listeners):
             listener(events)
+        self._probes.after_step(engine)
         self.publish(force=self.paused)
         return engine.records.last is not before or not engine.has_work()
 
@@ -243,6 +238,10 @@ class EngineHost:
         elif isinstance(clock, StepClock):
             while clock.now() < time_s:
                 clock.on_step_end()  # time is counted in steps: empty ones pass
+
+    def rest(self) -> None:
+        """Nothing runs and nothing is due soon."""
+        self._probes.at_rest(self.engine)
 
     def set_paused(self, paused: bool) -> None:
         """Hold or go on; on a wall clock that can be held the engine's time stands still meanwhile."""

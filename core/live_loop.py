@@ -21,6 +21,7 @@ from core.live_host import EngineHost, StopRequested
 log = logging.getLogger(__name__)
 
 IDLE_TICK_S = 0.25
+QUIET_AHEAD_S = 1.0
 EMPTY_STEP_WAIT_S = 0.002
 LOADING_TICK_S = 0.1
 MAX_COMMANDS_A_STEP = 64
@@ -159,9 +160,11 @@ class EngineLoop:
         host = self.host
         due_s = host.driver.next_due_s
         host.publish()
+        clock = host.engine.clock
+        if due_s is None or (isinstance(clock, WallClock) and due_s - clock.now() > QUIET_AHEAD_S):
+            host.rest()
         if due_s is None:
             return IDLE_TICK_S
-        clock = host.engine.clock
         if isinstance(clock, WallClock):
             return min(max(due_s - clock.now(), 0.0), IDLE_TICK_S)
         host.jump_to(due_s)

@@ -16,104 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from core.cost_model import CostModel, StepSums, experts_touched
+from core.devices import DeviceSpec
 from core.latency import gaps_s, percentiles, slo_met, tpot_s
 from core.model_spec import ModelSpec
 from core.request import Request
+from core.sim_series import GapHistogram
 from core.snapshot import Percentiles
+from core.utilisation import least_memory_s
 
 FINISHED = frozenset(("stop", "length", "capacity"))
-_BINS_PER_DECADE = 231  # 10 ** (1 / 231) = 1.01
-_LOWEST_S, _DECADES = 1e-7, 13
-
-
-class GapHistogram:
-    """Token gaps by logarithm; a percentile is the geometric middle of its bin, so within 0.5 %."""
-
-    def __init__(self) -> None:
-        self._counts = np.zeros(_BINS_PER_DECADE * _DECADES + 1, np.int64)
-        self._pending: array[float] = array("d")
-
-    def extend(self, gaps_s: tuple[float, ...]) -> None:
-        """Take gaps in, s."""
-        self._pending.extend(gaps_s)
-        if len(self._pending) > 65_536:
-            self._settle()
-
-    def _settle(self) -> None:
-        if len(self._pending):
-            values = np.maximum(np.frombuffer(self._pending), _LOWEST_S)
-            at = np.minimum((np.log10(values / _LOWEST_S) * _BINS_PER_DECADE).astype(np.int64), len(self._counts) - 1)
-            self._counts += np.bincount(at, minlength=len(self._counts))
-            self._pending = array("d")
-
-    def percentiles(self) -> Percentiles:
-        """p50, p95, p99, s."""
-        self._settle()
-        total = int(self._counts.sum())
-        if not total:
-            return Percentiles()
-        edges = np.cumsum(self._counts)
-
-        def at(share: float) -> float:
-            index = int(np.searchsorted(edges, share * (total - 1), side="right"))
-            return float(_LOWEST_S * 10 ** ((index + 0.5) / _BINS_PER_DECADE))
-
-        return Percentiles(total, at(0.50), at(0.95), at(0.99))
-
-
-@dataclass(frozen=True, slots=True)
-class SeriesPoint:
-    """Means over one stretch of time: requests running and waiting, live share of the pool, output tokens/s."""
-
-    time_s: float
-    running: float
-    waiting: float
-    kv_usage: float
-    output_tokens_per_s: float
-
-
-class ThinnedSeries:
-    """Time-weighted means in equal stretches; when there are too many, neighbours are merged and stretches double."""
-
-    def __init__(self, max_points: int = 1024, width_s: float = 1e-3) -> None:
-        self._max = max_points
-        self._width_s = width_s
-        self._start_s: float | None = None
-        self._sums: list[list[float]] = []  # seconds, running, waiting, usage (each times seconds), tokens
-
-    def add(self, start_s: float, duration_s: float, running: int, waiting: int, usage: float, tokens: int) -> None:
-        """Take one step in."""
-        if self._start_s is None:
-            self._start_s = start_s
-        index = int((start_s - self._start_s) / self._width_s)
-        while index >= self._max:
-            self._merge()
-            index = int((start_s - self._start_s) / self._width_s)
-        sums = self._sums
-        while len(sums) <= index:
-            sums.append([0.0, 0.0, 0.0, 0.0, 0.0])
-        at = sums[index]
-        at[0] += duration_s
-        at[1] += running * duration_s
-        at[2] += waiting * duration_s
-        at[3] += usage * duration_s
-        at[4] += tokens
-
-    def _merge(self) -> None:
-        if len(self._sums) % 2:
-            self._sums.append([0.0] * 5)
-        pairs = zip(self._sums[::2], self._sums[1::2], strict=True)
-        self._sums = [[a + b for a, b in zip(left, right, strict=True)] for left, right in pairs]
-        self._width_s *= 2
-
-    def points(self) -> tuple[SeriesPoint, ...]:
-        """The series, oldest first; stretches in which nothing ran are left out."""
-        start, width = self._start_s or 0.0, self._width_s
-        return tuple(
-            SeriesPoint(start + i * width, s[1] / s[0], s[2] / s[0], s[3] / s[0], s[4] / max(width, s[0]))
-            for i, s in enumerate(self._sums)
-            if s[0] > 0
-        )
 
 
 class _Column:
@@ -151,15 +62,25 @@ class _Column:
         return weights + cost.kv_read_per_token * (self.context + self.queries)
 
 
+def _least_memory_s(device: DeviceSpec, moved_bytes: float) -> float:
+    return least_memory_s(moved_bytes, device.memory_bandwidth, device.cache_bandwidth, device.cache_bytes)
+
+
 class WorkSums:
     """Sums over the steps of a run.
 
     FLOPs and bytes are linear in a step's sums (the experts that a mixture touches are not, and are added step by
     step), so the totals are priced once, at the end.
+
+    Attributes:
+        compute_excess, memory_excess: how many times the device's ceiling the fastest step was, at least 1. A fitted law
+            may price a step below what the ceilings of the device allow; they are too low then, not the step too good.
     """
 
-    def __init__(self, cost: CostModel) -> None:
+    def __init__(self, cost: CostModel, device: DeviceSpec | None = None) -> None:
         self._cost = cost
+        self._device = device
+        self.compute_excess = self.memory_excess = 1.0
         self._run, self._padded_run, self._padded_useful = _Column(), _Column(), _Column()
         self._moved_bytes = 0.0
         self.rows = self.prefill_tokens = self.waited_steps = self.full_steps = self.preemptions = 0
@@ -175,7 +96,39 @@ class WorkSums:
         else:
             self._padded_run.add(run, spec)
             self._padded_useful.add(useful, spec)
+        if self._device is not None and duration_s > 0:
+            self._judge(self._device, duration_s, useful)
         self._moved_bytes += swap_bytes + 2 * copy_bytes
+
+    def _judge(self, device: DeviceSpec, duration_s: float, useful: StepSums) -> None:
+        cost = self._cost
+        flops = (
+            cost.layer_flops_per_token * useful.query_tokens
+            + cost.attention_flops_per_pair * useful.attended_tokens
+            + cost.head_flops * useful.sampled
+        )
+        ratio = flops / (duration_s * device.peak_flops)
+        if ratio > self.compute_excess:
+            self.compute_excess = ratio
+        moved = cost.weight_bytes(useful) + cost.kv_read_per_token * (useful.context_tokens + useful.query_tokens)
+        ratio = _least_memory_s(device, moved) / duration_s
+        if ratio > self.memory_excess:
+            self.memory_excess = ratio
+
+    def mfu(self) -> float | None:
+        """Useful FLOPs over busy time and peak; the fastest step sets the peak if it was above it. None without a device."""
+        if self._device is None:
+            return None
+        return self.useful_flops / (self.busy_s * self._device.peak_flops * self.compute_excess) if self.busy_s > 0 else 0.0
+
+    def mbu(self) -> float | None:
+        """Least time for the bytes of a mean step over its time; see `mfu`."""
+        if self._device is None:
+            return None
+        if not self.steps or self.busy_s <= 0:
+            return 0.0
+        least_s = _least_memory_s(self._device, self.useful_bytes / self.steps)
+        return least_s * self.steps / (self.busy_s * self.memory_excess)
 
     @property
     def steps(self) -> int:

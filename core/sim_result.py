@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from core.sim_metrics import SeriesPoint, percentiles_of
+from core.sim_metrics import percentiles_of
+from core.sim_series import SeriesPoint
 from core.snapshot import Percentiles
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class SimulationResult:
         unfinished: requests still live when the run was stopped.
         refused: count by reason, with one message as an example.
         full_batch_share: of the steps in which requests waited, those at the memory-determined maximum; None without.
-        mfu, mbu: useful FLOPs and bytes over busy time and the device's ceilings; None without a device.
+        mfu, mbu: useful FLOPs and bytes over busy time and the device's ceilings, or the fastest step where that was above
+            them; None without a device.
         bound_shares: busy time by what kept the batch from being larger.
     """
 
@@ -109,7 +111,6 @@ def build_result(run: Simulation) -> SimulationResult:
     end_s = max(r.last_end_s, run.clock.now() if run.scheduler.has_work() else -np.inf, run.start_s)
     duration = end_s - run.start_s
     over = duration if duration > 0 else 1.0
-    device = setup.device
     busy = s.busy_s if s.busy_s > 0 else 1.0
     hits = counters.cached_tokens / counters.queried_tokens if counters.queried_tokens else None
     live = sum(request.num_output_tokens for request in run.scheduler.requests.values())
@@ -143,8 +144,8 @@ def build_result(run: Simulation) -> SimulationResult:
         flops=s.flops,
         moved_bytes=s.moved_bytes,
         useful_share=s.useful_flops / s.flops if s.flops else 1.0,
-        mfu=s.useful_flops / (busy * device.peak_flops) if device else None,
-        mbu=s.useful_bytes / (busy * device.memory_bandwidth) if device else None,
+        mfu=s.mfu(),
+        mbu=s.mbu(),
         bound_shares=tuple(sorted(((name, part / busy) for name, part in run.bound_s.items()), key=lambda p: -p[1])),
         series=run.series.points(),
         tenants=tuple(

@@ -20,8 +20,9 @@ from core.outputs import SchedulerOutput
 from core.request import SLO, Request, SamplingParams
 from core.scheduler import Scheduler
 from core.sim_executor import SimExecutor
-from core.sim_metrics import RequestSums, ThinnedSeries, WorkSums
+from core.sim_metrics import RequestSums, WorkSums
 from core.sim_result import SimulationResult, build_result
+from core.sim_series import ThinnedSeries
 from core.sim_setup import SimulationSetup, setup_on_device
 from core.workload import Arrival
 
@@ -119,7 +120,7 @@ class Simulation:
             kv_bytes_per_token=setup.cost.kv_read_per_token,
         )
         self.requests = RequestSums()
-        self.sums = WorkSums(setup.cost)
+        self.sums = WorkSums(setup.cost, setup.device)
         self.series = ThinnedSeries()
         self.bound_s: dict[str, float] = {}
         self.refused: dict[str, int] = {}

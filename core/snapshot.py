@@ -142,10 +142,29 @@ class TenantView:
 
 
 @dataclass(frozen=True, slots=True)
+class CeilingChange:
+    """A ceiling that turned out too low, and what showed it: a later probe, or steps that were above it.
+
+    Attributes:
+        name: "compute", "DRAM" or "cache".
+        source: "steps" or "probe".
+        step, time_s: when it was raised (engine's clock); what was drawn before stood under `before`.
+    """
+
+    name: str
+    source: str
+    step: int
+    time_s: float
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
 class RooflineCeilings:
     """Measured ceilings of this machine (None until probed) with the sizes at which they were measured.
 
-    `cache_bytes` is the size of the cache that `cache_bytes_per_s` belongs to; 0 if not known.
+    `cache_bytes` is the size of the cache that `cache_bytes_per_s` belongs to; 0 if not known. `changes` tells how they
+    came to be higher than the first probe found them, oldest first; see `core.ceilings`.
     """
 
     device: str
@@ -156,6 +175,7 @@ class RooflineCeilings:
     dtype: str
     measured: bool = True
     cache_bytes: float = 0.0
+    changes: tuple[CeilingChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

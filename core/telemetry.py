@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
+from core.ceilings import CeilingWatch, device_s
 from core.latency import LatencyTracker, request_record
 from core.records import RequestRecord, StepRecord
 from core.request import FinishReason, Request
@@ -30,7 +31,10 @@ KEPT_GAPS = 200_000
 
 @dataclass(slots=True)
 class WindowSums:
-    """Sums over the steps of the window; the counts of requests are of those that ended in it."""
+    """Sums over the steps of the window; the counts of requests are of those that ended in it.
+
+    `judged_*` and the useful work are of the steps below the ceilings: what MFU and MBU are made of.
+    """
 
     steps: int = 0
     busy_s: float = 0.0
@@ -44,9 +48,11 @@ class WindowSums:
     full_steps: int = 0
     cached_tokens: int = 0
     queried_tokens: int = 0
+    judged_steps: int = 0
+    judged_s: float = 0.0
 
 
-_Entry = tuple[float, float, int, int, int, float, float, int, int, int, int, float]
+_Entry = tuple[float, float, int, int, int, float, float, int, int, int, int, float, int, float]
 
 
 class RateWindow:
@@ -63,8 +69,8 @@ class RateWindow:
         self._is_full = False  # steps have left because of their age
         self.sums = WindowSums()
 
-    def add(self, record: StepRecord, queried_tokens: int) -> None:
-        """Take a step in."""
+    def add(self, record: StepRecord, queried_tokens: int, *, is_judged: bool = True) -> None:
+        """Take a step in; without `is_judged` it says nothing about MFU and MBU."""
         waited = int(record.num_waiting + record.num_preempted > 0)
         entry: _Entry = (
             record.start_s + record.duration_s,
@@ -72,13 +78,15 @@ class RateWindow:
             record.output_tokens,
             record.prefill_tokens + record.decode_tokens,
             record.prefill_requests + record.decode_requests,
-            record.useful_flops,
-            record.useful_bytes,
+            record.useful_flops if is_judged else 0.0,
+            record.useful_bytes if is_judged else 0.0,
             waited,
             int(waited and record.full_batch),
             record.cached_tokens,
             queried_tokens,
             record.host_s,
+            int(is_judged),
+            max(record.duration_s, device_s(record)) if is_judged else 0.0,
         )
         self._entries.append(entry)
         self._count(entry, 1)
@@ -100,6 +108,8 @@ class RateWindow:
         s.cached_tokens += sign * entry[9]
         s.queried_tokens += sign * entry[10]
         s.host_s += sign * entry[11]
+        s.judged_steps += sign * entry[12]
+        s.judged_s += sign * entry[13]
 
     def end(self, time_s: float, met: bool | None) -> None:
         """Take note of a finished request and of whether it met its SLO."""
@@ -182,19 +192,28 @@ class Telemetry:
         self.history = StepHistory(history_steps)
         self.window = RateWindow(window_s)
         self.latency = LatencyTracker()
-        self.ceilings: RooflineCeilings | None = None
+        self.watch = CeilingWatch()
         self.work = WorkSums()
         self.step_tokens = GrowingTally(TOKENS)
         self._requests: deque[RequestRecord] = deque()
         self._kept_gaps = 0
         self._recent: tuple[RequestRecord, ...] | None = ()
 
+    @property
+    def ceilings(self) -> RooflineCeilings | None:
+        """The best that was measured, by a probe or by steps; None before the first probe."""
+        return self.watch.ceilings
+
+    @ceilings.setter
+    def ceilings(self, value: RooflineCeilings | None) -> None:
+        self.watch.ceilings = value
+
     def on_step(self, record: StepRecord, queried_tokens: int) -> None:
         """Take a finished step."""
         self.history.append(record)
         self.work.add(record)
         self.step_tokens.extend((record.prefill_tokens + record.decode_tokens,))
-        self.window.add(record, queried_tokens)
+        self.window.add(record, queried_tokens, is_judged=self.watch.on_step(record))
         self.window.move_to(record.start_s + record.duration_s)
 
     def on_end(self, request: Request) -> RequestRecord:
@@ -224,6 +243,7 @@ class Telemetry:
     def clear(self) -> None:
         """Forget steps, requests and latencies; the ceilings stay."""
         self.history.clear()
+        self.watch.forget_doubts()
         self.work = WorkSums()
         self.step_tokens = GrowingTally(TOKENS)
         self.window.clear()
@@ -246,8 +266,8 @@ class Telemetry:
         rate = 1.0 / span_s if active else 0.0
         share_flops, (share_bytes, ceiling) = None, (None, "")
         if self.ceilings is not None:
-            share_flops = mfu(s.useful_flops, s.busy_s, self.ceilings) if active else 0.0
-            share_bytes, ceiling = mbu(s.useful_bytes, s.busy_s, s.steps, self.ceilings) if active else (0.0, "")
+            share_flops = mfu(s.useful_flops, s.judged_s, self.ceilings) if active else 0.0
+            share_bytes, ceiling = mbu(s.useful_bytes, s.judged_s, s.judged_steps, self.ceilings) if active else (0.0, "")
         return Kpis(
             window_s=self.window.window_s,
             output_tokens_per_s=s.output_tokens * rate,

@@ -216,7 +216,12 @@ CEILINGS = RooflineCeilings("test", 1e12, 20e9, 100e9, 1 << 30, "float32", cache
 
 @pytest.mark.parametrize(
     ("working_set", "bandwidth", "name"),
-    [(5e6, 100e9, "cache"), (10e6, 100e9, "cache"), (20e6, 1 / (0.5 / 100e9 + 0.5 / 20e9), "cache + DRAM"), (1e9, 20e9, "DRAM")],
+    [
+        (5e6, 100e9, "cache"),
+        (10e6, 100e9, "cache"),
+        (20e6, 1 / (0.5 / 100e9 + 0.5 / 20e9), "cache + DRAM"),
+        (1e9, 1 / (0.01 / 100e9 + 0.99 / 20e9), "DRAM"),
+    ],
 )
 def test_the_bandwidth_ceiling_follows_the_working_set(working_set: float, bandwidth: float, name: str) -> None:
     found, label = bandwidth_ceiling(CEILINGS, working_set)
@@ -228,12 +233,11 @@ def test_without_a_known_cache_the_ceiling_is_main_memory() -> None:
         assert bandwidth_ceiling(ceilings, 1e6) == (20e9, "DRAM")
 
 
-def test_utilisation_is_useful_work_over_the_ceiling_and_never_above_one() -> None:
+def test_utilisation_is_useful_work_over_the_ceiling() -> None:
     assert mfu(5e11, 1.0, CEILINGS) == pytest.approx(0.5)
-    assert mbu(100 * 1e9, 10.0, 100, CEILINGS) == (pytest.approx(0.5), "DRAM")
+    share = (10e6 / 100e9 + 990e6 / 20e9) / 0.1  # 10 MB of each step may come from the cache: too little to be named
+    assert mbu(100 * 1e9, 10.0, 100, CEILINGS) == (pytest.approx(share), "DRAM")
     assert mbu(1000 * 5e6, 0.1, 1000, CEILINGS) == (pytest.approx(0.5), "cache")  # faster than DRAM: the cache's ceiling
-    assert mfu(1e15, 1.0, CEILINGS) == 1.0
-    assert mbu(1e15, 1.0, 10, CEILINGS)[0] == 1.0
     assert mfu(0.0, 0.0, CEILINGS) is None
 
 

@@ -19,7 +19,7 @@ from core.config import (
     TenantConfig,
 )
 from core.cost_model import CostModel, StepComposition
-from core.devices import DEVICES, custom_device
+from core.devices import DEVICES, DeviceSpec, custom_device
 from core.engine import Engine
 from core.errors import ConfigError
 from core.lengths import LengthSpec
@@ -29,12 +29,12 @@ from core.models_catalog import model_named
 from core.outputs import SchedulerOutput
 from core.prompts import RandomPrompts
 from core.request import SLO, SamplingParams
-from core.roofline import decode_curve
+from core.roofline import IDEAL, decode_curve
 from core.scheduler import Scheduler
 from core.sim_executor import SimExecutor
-from core.sim_metrics import GapHistogram, ThinnedSeries
+from core.sim_series import GapHistogram, ThinnedSeries
 from core.simulator import NothingFinished, Simulation, SimulationSetup, setup_on_device, simulate
-from core.step_timer import RooflineTimer, predict_composition, step_seconds
+from core.step_timer import CalibratedTimer, RooflineTimer, predict_composition, roofline_coefficients, step_seconds
 from core.workload import Arrival, LoadGenerator, arrivals
 
 DEVICE = custom_device("slow", peak_tflops=0.02, bandwidth_gb_s=0.2, memory_gb=1, host_gb_s=0.1, step_overhead_s=1e-4)
@@ -321,3 +321,26 @@ def test_booking_by_columns_changes_nothing(name: str) -> None:
     assert seen[True] == seen[False]
     assert results[True] == results[False]
     assert any(len(o.request_ids) > 1 for o in seen[True])
+
+
+def test_a_law_above_the_ceilings_raises_them_and_never_passes_one() -> None:
+    """A device that is stated too slow: its fitted law prices steps below the least time of its ceilings."""
+    slow = DeviceSpec("slow", 1e9, 1e8, 16e9, cache_bandwidth=4e8, cache_bytes=1e6)
+    law = roofline_coefficients(DeviceSpec("real", 1e12, 1e11, 16e9), 2.0, 1e9)
+    made = dataclasses.replace(setup(), timer=CalibratedTimer(COST, law), device=slow)
+    result = simulate(made, feed(load()))
+    assert result.mfu is not None
+    assert result.mbu is not None
+    assert 0 < result.mfu <= 1
+    assert 0 < result.mbu <= 1
+    plain = dataclasses.replace(made, device=DeviceSpec("fast", 1e15, 1e14, 16e9))
+    other = simulate(plain, feed(load()))
+    assert other.duration_s == result.duration_s, "a ceiling changes no time"
+    assert other.mfu < result.mfu
+
+
+def test_a_model_inside_the_cache_is_held_against_the_cache() -> None:
+    """Priced by the cache's bandwidth, a step that only reads is at its ceiling, not at several times that of memory."""
+    device = DeviceSpec("small", 1e18, 1e9, 16e9, cache_bandwidth=8e9, cache_bytes=1e12)
+    result = simulate(dataclasses.replace(setup(), timer=RooflineTimer(COST, device, IDEAL), device=device), feed(load()))
+    assert result.mbu == pytest.approx(1.0, rel=1e-6)

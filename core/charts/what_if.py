@@ -15,7 +15,7 @@ import pandas as pd
 
 from core.charts import formats, style
 from core.charts.kv import Spec, base
-from core.sim_metrics import SeriesPoint
+from core.sim_series import SeriesPoint
 from core.step_residuals import Residual
 
 BASE, NEW = "as live", "what-if"

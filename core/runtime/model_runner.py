@@ -153,9 +153,9 @@ class ModelRunner:
             self._batch.calls = getattr(self._model.backend, "row_calls", None)
         return planned
 
-    def measure_ceilings(self) -> RooflineCeilings:
+    def measure_ceilings(self, quick: bool = False) -> RooflineCeilings:
         """Peak and bandwidths of the device that this runner uses, measured now; see `core.runtime.probe`."""
-        return measure_ceilings(self._dtype, self._device, _device_label(self._device), WallClock())
+        return measure_ceilings(self._dtype, self._device, _device_label(self._device), WallClock(), quick=quick)
 
     def resize(self, num_blocks: int, block_size: int, num_swap_blocks: int) -> None:
         """Replace the pool and forget every request; see `Executor`.

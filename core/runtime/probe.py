@@ -6,30 +6,36 @@
     DRAM   best rate of reading an array many times larger than the last-level cache
     cache  best rate of reading an array of a quarter of the last-level cache, again and again
 
-Best of several repeats: a ceiling is what the machine can do, not what it does beside other work. About a second.
+Best of several repeats, in several rounds with a pause between them: a ceiling is what the machine can do, not what it does
+beside other work, and a burst of other work rarely lasts through all rounds. About two seconds; the quick probe is one
+round of the largest figures and takes a fifth of one.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from core.clock import Clock
+from core.clock import Clock, let_pass
 from core.snapshot import RooflineCeilings
 
 if TYPE_CHECKING:
     from core.runtime.kernels.team import Team
 
+ROUNDS = 2
+PAUSE_S = 0.2
 REPEATS = 6
 PRODUCT_SIZE = 1024
-GPU_PRODUCT_SIZE = 8192
+LARGE_PRODUCT_SIZE, LARGE_REPEATS = 2048, 2
+GPU_PRODUCT_SIZE, QUICK_GPU_PRODUCT_SIZE = 8192, 4096
 SMALL_PRODUCT_SIZE = 256
 LEAST_DRAM_BYTES = 256 * 2**20
-GPU_DRAM_BYTES = 2 * 2**30
+GPU_DRAM_BYTES, QUICK_GPU_DRAM_BYTES = 2 * 2**30, 2**29
 _CACHE_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
@@ -45,10 +51,10 @@ def last_level_cache_bytes(folder: Path = _CACHE_FOLDER) -> int:
     return max(sizes)
 
 
-def _best_s(run: Callable[[], object], clock: Clock, device: torch.device) -> float:
+def _best_s(run: Callable[[], object], clock: Clock, device: torch.device, repeats: int = REPEATS) -> float:
     """Shortest of several timed runs, s; the first one only warms up."""
     times = []
-    for _ in range(REPEATS + 1):
+    for _ in range(repeats + 1):
         start = clock.now()
         run()
         if device.type == "cuda":
@@ -57,12 +63,12 @@ def _best_s(run: Callable[[], object], clock: Clock, device: torch.device) -> fl
     return max(min(times[1:]), 1e-9)
 
 
-def product_flops(size: int, dtype: torch.dtype, device: torch.device, clock: Clock) -> float:
+def product_flops(size: int, dtype: torch.dtype, device: torch.device, clock: Clock, repeats: int = REPEATS) -> float:
     """Rate of a size^3 product, FLOP/s."""
     a = torch.full((size, size), 0.5, dtype=dtype, device=device)
     b = torch.full((size, size), 0.25, dtype=dtype, device=device)
     out = torch.empty_like(a)
-    return 2.0 * size**3 / _best_s(lambda: torch.mm(a, b, out=out), clock, device)
+    return 2.0 * size**3 / _best_s(lambda: torch.mm(a, b, out=out), clock, device, repeats)
 
 
 def read_bytes_per_s(num_bytes: int, device: torch.device, clock: Clock, passes: int = 1) -> float:
@@ -89,40 +95,74 @@ def _kernel_team() -> Team | None:
     return largest_team()
 
 
-def measure_ceilings(dtype: torch.dtype, device: torch.device, label: str, clock: Clock) -> RooflineCeilings:
+def measure_ceilings(
+    dtype: torch.dtype, device: torch.device, label: str, clock: Clock, *, quick: bool = False
+) -> RooflineCeilings:
     """Measure both ceilings on `device`.
 
     Args:
         dtype: compute dtype of the model.
         label: the device's name for people.
         clock: a clock that moves with wall time.
+        quick: one round only; for a machine that was measured before.
     """
     with torch.inference_mode():
         if device.type == "cuda":
-            peak = product_flops(GPU_PRODUCT_SIZE, dtype, device, clock)
-            dram = read_bytes_per_s(GPU_DRAM_BYTES, device, clock)
-            return RooflineCeilings(label, peak, dram, None, GPU_DRAM_BYTES, _name(dtype))
-        peak = product_flops(PRODUCT_SIZE, torch.float32, device, clock)
-        if dtype is not torch.float32 and product_flops(SMALL_PRODUCT_SIZE, dtype, device, clock) > peak / 4:
-            peak = max(peak, product_flops(PRODUCT_SIZE, dtype, device, clock))
+            size, dram_bytes = (QUICK_GPU_PRODUCT_SIZE, QUICK_GPU_DRAM_BYTES) if quick else (GPU_PRODUCT_SIZE, GPU_DRAM_BYTES)
+            peak = product_flops(size, dtype, device, clock)
+            dram = read_bytes_per_s(dram_bytes, device, clock)
+            return RooflineCeilings(label, peak, dram, None, dram_bytes, _name(dtype))
         cache_bytes = last_level_cache_bytes()
-        dram_bytes = max(8 * cache_bytes, LEAST_DRAM_BYTES)
-        dram = read_bytes_per_s(dram_bytes, device, clock)
-        cache = read_bytes_per_s(cache_bytes // 4, device, clock, passes=16) if cache_bytes else None
-        team = _kernel_team()
-        if team is not None:
-            from core.runtime.kernels import ceilings
-
-            peak = max(peak, ceilings.peak_flops(_name(dtype), team, clock))
-            dram = max(dram, ceilings.read_bytes_per_s(dram_bytes, team, clock))
-            if cache is not None:
-                cache = max(cache, ceilings.read_bytes_per_s(cache_bytes // 4, team, clock, passes=16))
+        sizes = _Sizes(cache_bytes, max(8 * cache_bytes, LEAST_DRAM_BYTES))
+        rounds = 1 if quick else ROUNDS
+        found = [_round(dtype, device, clock, sizes, quick) for _ in _spread(rounds, clock)]
+    peak, dram, cache = (max(values) for values in zip(*found, strict=True))
     return RooflineCeilings(
         device=label,
         peak_flops=peak,
         dram_bytes_per_s=dram,
-        cache_bytes_per_s=None if cache is None else max(cache, dram),
-        working_set_bytes=dram_bytes,
+        cache_bytes_per_s=max(cache, dram) if cache else None,
+        working_set_bytes=sizes.dram_bytes,
         dtype=_name(dtype),
         cache_bytes=float(cache_bytes),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    cache_bytes: int
+    dram_bytes: int
+
+
+def _spread(rounds: int, clock: Clock) -> Iterator[int]:
+    """Count the rounds, with a rest between two."""
+    for k in range(rounds):
+        if k:
+            let_pass(clock, PAUSE_S)
+        yield k
+
+
+def _round(dtype: torch.dtype, device: torch.device, clock: Clock, sizes: _Sizes, quick: bool) -> tuple[float, float, float]:
+    """(peak, DRAM, cache) of one round on a CPU; 0 for a cache that the system does not tell of."""
+    team, cache = _kernel_team(), 0.0
+    if team is not None:
+        from core.runtime.kernels import ceilings
+
+        rounds = 1 if quick else ceilings.ROUNDS
+        peak = ceilings.peak_flops(_name(dtype), team, clock)
+        dram = ceilings.read_bytes_per_s(sizes.dram_bytes, team, clock, rounds=rounds)
+        if sizes.cache_bytes:
+            cache = ceilings.read_bytes_per_s(sizes.cache_bytes // 4, team, clock, passes=16, rounds=rounds)
+        if quick:
+            return peak, dram, cache
+    else:
+        peak = dram = 0.0
+    peak = max(peak, product_flops(PRODUCT_SIZE, torch.float32, device, clock))
+    if not quick:
+        peak = max(peak, product_flops(LARGE_PRODUCT_SIZE, torch.float32, device, clock, LARGE_REPEATS))
+    if dtype is not torch.float32 and product_flops(SMALL_PRODUCT_SIZE, dtype, device, clock) > peak / 4:
+        peak = max(peak, product_flops(PRODUCT_SIZE, dtype, device, clock))
+    dram = max(dram, read_bytes_per_s(sizes.dram_bytes, device, clock))
+    if sizes.cache_bytes:
+        cache = max(cache, read_bytes_per_s(sizes.cache_bytes // 4, device, clock, passes=16))
+    return peak, dram, cache

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from core.runtime.kernels.team import Team
 
 PEAK_K = 512
-PEAK_REPEATS = 2_000
+PEAK_REPEATS = 500
+"""Tiles in a row, under a millisecond of work: short enough to fall between two turns of other work on the same cores."""
+
+PEAK_ROUNDS = 80
 STREAMS = (1, 2, 4, 8)
 ROUNDS = 4
 SINK_BYTES = 64
@@ -92,10 +95,10 @@ def peak_flops(dtype: str, team: Team, clock: Clock) -> float:
     out = torch.zeros(team.threads, MAX_ROWS * 16)
     description = np.array([x.data_ptr(), packed.address, out.data_ptr()], np.int64)
     operations = 2.0 * MAX_ROWS * 16 * PEAK_K * PEAK_REPEATS * team.threads
-    return operations / _best_s(team, _native("probe_tiles", dtype), description, clock, 5 * ROUNDS)
+    return operations / _best_s(team, _native("probe_tiles", dtype), description, clock, PEAK_ROUNDS)
 
 
-def read_bytes_per_s(num_bytes: int, team: Team, clock: Clock, passes: int = 1) -> float:
+def read_bytes_per_s(num_bytes: int, team: Team, clock: Clock, passes: int = 1, rounds: int = ROUNDS) -> float:
     """Best rate of reading an array of about `num_bytes`, bytes/s of all threads together."""
     unit = 256 * max(STREAMS)
     share = max(num_bytes // team.threads // unit, 1) * unit
@@ -105,5 +108,5 @@ def read_bytes_per_s(num_bytes: int, team: Team, clock: Clock, passes: int = 1) 
     step, best = _native("probe_reads", "float32"), float("inf")
     for streams in STREAMS:
         description = np.array([array.data_ptr(), share, streams, passes, sink.ctypes.data], np.int64)
-        best = min(best, _best_s(team, step, description, clock, ROUNDS))
+        best = min(best, _best_s(team, step, description, clock, rounds))
     return passes * share * team.threads / best
