@@ -17,6 +17,7 @@ from core.records import StepRecord
 from core.snapshot import CeilingChange, RooflineCeilings
 from core.utilisation import least_step_memory_s
 
+PROBE = "a later probe"
 CONFIRMED_BY = 3
 AGREEMENT = 1.25
 """A rate counts for at most this many times the lowest of the CONFIRMED_BY best ones."""
@@ -54,7 +55,7 @@ def best_of(known: RooflineCeilings, found: RooflineCeilings, step: int, time_s:
     for name, field in _FIELDS.items():
         after = getattr(found, field)
         if after is not None and (getattr(result, field) or 0.0) < after:
-            result = _raised(result, name, "probe", step, time_s, after)
+            result = _raised(result, name, PROBE, step, time_s, after)
     return result
 
 
@@ -121,21 +122,22 @@ def _bytes(record: StepRecord) -> float:
 def _above_step(known: RooflineCeilings, kind: str, ratio: float, witness: StepRecord, now: StepRecord) -> RooflineCeilings:
     """The ceilings raised until `witness`, which was `ratio` times the ceiling of its kind, lies just below them."""
     time_s = now.start_s + now.duration_s
+    source = f"{now.kind} steps"
     if kind == "compute":
-        return _raised(known, "compute", "steps", now.step, time_s, known.peak_flops * ratio)
+        return _raised(known, "compute", source, now.step, time_s, known.peak_flops * ratio)
     cache, dram, seconds = known.cache_bytes_per_s, known.dram_bytes_per_s, device_s(witness)
     if not cache or known.cache_bytes <= 0 or cache <= dram:
-        return _raised(known, "DRAM", "steps", now.step, time_s, dram * ratio)
+        return _raised(known, "DRAM", source, now.step, time_s, dram * ratio)
     moved = _bytes(witness)
     beyond_s = seconds - known.cache_bytes / cache
     if moved <= known.cache_bytes:
-        return _raised(known, "cache", "steps", now.step, time_s, cache * ratio)
+        return _raised(known, "cache", source, now.step, time_s, cache * ratio)
     needed = (moved - known.cache_bytes) / beyond_s if beyond_s > 0 else float("inf")
     if needed <= cache:
-        return _raised(known, "DRAM", "steps", now.step, time_s, needed)
+        return _raised(known, "DRAM", source, now.step, time_s, needed)
     # Faster than the cache alone: then all of it came at one rate, and neither figure was a ceiling.
-    known = _raised(known, "cache", "steps", now.step, time_s, moved / seconds)
-    return _raised(known, "DRAM", "steps", now.step, time_s, moved / seconds)
+    known = _raised(known, "cache", source, now.step, time_s, moved / seconds)
+    return _raised(known, "DRAM", source, now.step, time_s, moved / seconds)
 
 
 def _raised(known: RooflineCeilings, name: str, source: str, step: int, time_s: float, after: float) -> RooflineCeilings:

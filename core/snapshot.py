@@ -147,7 +147,7 @@ class CeilingChange:
 
     Attributes:
         name: "compute", "DRAM" or "cache".
-        source: "steps" or "probe".
+        source: "a later probe", or "measured steps" (predicted, replayed).
         step, time_s: when it was raised (engine's clock); what was drawn before stood under `before`.
     """
 

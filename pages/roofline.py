@@ -9,12 +9,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
-import pandas as pd
 import streamlit as st
 
-from core.charts import formats, kv, marginal, roofline, roofline_spec, step_cost, style
+from core.charts import formats, kv, marginal, roofline, roofline_spec
 from core.charts.arrow import table
 from core.cost_model import CostModel
 from core.devices import DEVICE_PRESETS
@@ -22,7 +20,7 @@ from core.executor import ExecutorInfo
 from core.records import StepRecord
 from core.roofline import CurvePoint, intensity_ceiling, marginal_cost_s, ridge_batch
 from core.snapshot import EngineSnapshot, RequestView, Totals
-from pages.parts import frame, ticker
+from pages.parts import engine_access, frame, roofline_tabs, ticker
 from pages.parts.facts import facts
 from pages.parts.request_sets import CHOSEN, chosen_request, find
 
@@ -30,8 +28,6 @@ HERE = "this machine, measured"
 DEVICES = (HERE, *(d.name for d in DEVICE_PRESETS))
 PUBLISHED = "H100 SXM"
 GROUP_STEPS = 2000
-LINE_STEPS = 300
-TABS = ("Intensity and batch", "Bytes by step", "Useful and wasted", "Host time", "Intensity by batch size")
 HERO_HEIGHT = 430
 
 
@@ -48,6 +44,7 @@ class View:
     most: int
     points: tuple[CurvePoint, ...]
     here: bool
+    raised: str
     chosen: RequestView | None
 
 
@@ -83,17 +80,20 @@ def _mean_context(snapshot: EngineSnapshot) -> int:
 def _view(snapshot: EngineSnapshot, history: Sequence[StepRecord], info: ExecutorInfo, basis: str, device: str) -> View | None:
     """None before the probe has run."""
     here = device == HERE
-    if here and snapshot.ceilings is None:
+    # A look back is drawn under what is known now: the machine was no slower then.
+    known = engine_access.engine().latest().ceilings or snapshot.ceilings
+    if here and known is None:
         return None
     if here:
-        assert snapshot.ceilings is not None
-        under = roofline.measured_ceilings(snapshot.ceilings, roofline.host_time(history, basis))
+        assert known is not None
+        under = roofline.measured_ceilings(known, roofline.host_time(history, basis))
     else:
         under = roofline.Ceilings(next(d for d in DEVICE_PRESETS if d.name == device), "published")
     model = roofline.model_of(info)
     context, most = _mean_context(snapshot), snapshot.config.scheduler.max_num_seqs
     points = roofline.curve_points(model, under, context, most)
-    return View(snapshot, history, model, under, basis, context, most, points, here, find(snapshot, chosen_request()))
+    raised = roofline.changes_in_words(known) if here and known is not None else ""
+    return View(snapshot, history, model, under, basis, context, most, points, here, raised, find(snapshot, chosen_request()))
 
 
 def _life(chosen: RequestView | None) -> tuple[float, float] | None:
@@ -101,10 +101,6 @@ def _life(chosen: RequestView | None) -> tuple[float, float] | None:
     if chosen is None or chosen.admitted_s is None:
         return None
     return chosen.admitted_s, math.inf if chosen.finished_s is None else chosen.finished_s
-
-
-def _draw(spec: dict[str, Any], data: dict[str, pd.DataFrame], *, key: str, alt: str) -> None:
-    frame.chart(None, {**spec, "datasets": {name: table(part) for name, part in data.items()}}, key=key, alt=alt)
 
 
 def _hero(view: View) -> None:
@@ -122,12 +118,14 @@ def _hero(view: View) -> None:
         on_screen=kv.HOW_TO_ZOOM,
     )
     data = roofline.roofline_data(dots, view.points, view.under)
-    _draw(
+    roofline_tabs.draw_named(
         roofline_spec.roofline_spec(frame.theme(), HERO_HEIGHT, 8),
         data,
         key="roofline",
         alt="Log-log roofline: steps as dots at FLOP/B and FLOP/s under bandwidth and compute ceilings, with the predicted curve",
     )
+    if view.raised:
+        st.caption(f"Ceilings: {view.raised}. A step may not exceed them, so the probe had been disturbed.")
 
 
 def _marginal(view: View) -> None:
@@ -197,79 +195,6 @@ def _facts(view: View) -> None:
     )
 
 
-def _intensity(history: Sequence[StepRecord]) -> None:
-    ground = frame.theme()
-    rows = step_cost.intensity_frame(history)
-    how = "FLOP/B above, requests in the step below."
-    frame.figure_head("How do intensity and batch move together?", frame.span_of(history), how=how, on_screen=kv.HOW_TO_ZOOM)
-    spec = step_cost.by_step_spec(ground, "intensity", "FLOP/B", ground.text)
-    frame.chart(table(rows[["step", "intensity"]]), spec, key="intensity", alt="Arithmetic intensity by step")
-    spec = step_cost.by_step_spec(ground, "rows", "requests", style.colour("decode", ground))
-    frame.chart(table(rows[["step", "rows"]]), spec, key="batch", alt="Requests in the step, by step")
-
-
-def _bytes(history: Sequence[StepRecord]) -> None:
-    how = "Weights cost the same whatever the batch; KV read grows with every token of context."
-    frame.figure_head("What does a step read and write?", frame.span_of(history), how=how)
-    spec = step_cost.stacked_spec(frame.theme(), step_cost.BYTE_PARTS, "bytes a step", "~s", 240)
-    alt = "Weights, KV read, KV written and swapped bytes by step, stacked"
-    frame.chart(table(step_cost.bytes_frame(history)), spec, key="bytes", alt=alt)
-
-
-def _useful(history: Sequence[StepRecord]) -> None:
-    """What of a step's work and traffic served a token: all of it, but for the padding and held rows of a fixed batch."""
-    flops = sum(r.flops for r in history)
-    share = sum(r.useful_flops for r in history) / flops if flops else None
-    frame.figure_head(
-        "How much of the work is of use?",
-        frame.span_of(history),
-        how=f"{formats.percent(share)} of the FLOPs of these steps. Grey: padding, and rows held after their end.",
-    )
-    for part, title, unit in (("flops", "FLOPs a step", "~s"), ("kv", "KV bytes a step", "~s")):
-        spec = step_cost.stacked_spec(frame.theme(), step_cost.USE_PARTS, title, unit, 150)
-        data = table(step_cost.use_frame(history, part))
-        frame.chart(data, spec, key=f"useful_{part}", alt=f"{title}: useful and wasted, stacked")
-
-
-def _host(history: Sequence[StepRecord], share: float) -> None:
-    frame.figure_head(
-        "How long does the host hold the device up?",
-        frame.span_of(history),
-        how=f"Everything outside the forward pass, now {formats.percent(share)} of the time; transfer is the pipe to the worker.",
-    )
-    spec = step_cost.stacked_spec(frame.theme(), step_cost.HOST_PARTS, "µs a step", "whole", 240)
-    frame.chart(table(step_cost.host_frame(history)), spec, key="host", alt="Host time by part and step, stacked")
-
-
-def _by_batch(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
-    context, most = _mean_context(snapshot), snapshot.config.scheduler.max_num_seqs
-    frame.figure_head(
-        "Why does intensity stop growing with the batch?",
-        f"context {formats.count(context)} tokens · predicted, dots are steps that ran",
-        how="Weights are read once for all, alone they give 2 × batch / bytes a weight; each sequence adds KV bytes of its own.",
-    )
-    model = roofline.model_of(snapshot.info) if snapshot.info else None
-    data = step_cost.intensity_by_batch(model, context, most, history)
-    alt = "FLOP/B by batch size, with and without KV traffic"
-    _draw(step_cost.intensity_by_batch_spec(frame.theme()), data, key="by_batch", alt=alt)
-
-
-def _details(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
-    """The tabs; they need no ceilings, so they are there before the probe."""
-    recent = history[-LINE_STEPS:]
-    drawings = (
-        lambda: _intensity(recent),
-        lambda: _bytes(recent),
-        lambda: _useful(recent),
-        lambda: _host(recent, snapshot.kpis.host_share),
-        lambda: _by_batch(snapshot, history),
-    )
-    for tab, draw in zip(st.tabs(TABS, key="roofline_details", bind="query-params"), drawings, strict=True):
-        with tab:
-            if tab.open:
-                draw()
-
-
 def _show_published() -> None:
     st.session_state["ceilings"] = PUBLISHED
 
@@ -291,7 +216,7 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
         else:
             what = "The ceilings of this machine are not measured yet: the probe runs once, right after the model is loaded."
             frame.empty(what, f"Show the ceilings of an {PUBLISHED}", _show_published, key="ceilings", height=HERO_HEIGHT)
-    _details(snapshot, history)
+    roofline_tabs.draw(snapshot, history, _mean_context(snapshot))
     frame.footer()
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from core.ceilings import CONFIRMED_BY, KEPT_CHANGES, CeilingWatch, best_of, excess, is_below, raised_by_steps
+from core.ceilings import CONFIRMED_BY, KEPT_CHANGES, PROBE, CeilingWatch, best_of, excess, is_below, raised_by_steps
 from core.engine import Engine
 from core.errors import ExecutorError
 from core.live_ceilings import APART_S, MOST_AGAIN, REST_BEFORE_S, CeilingProbes
@@ -44,7 +44,7 @@ def test_one_or_two_fast_steps_move_nothing_and_the_third_raises_to_the_best() -
     assert watch.on_step(compute(4, 1.05))
     assert watch.ceilings is not None
     assert watch.ceilings.peak_flops == pytest.approx(1.20e12)
-    assert watch.ceilings.changes == (CeilingChange("compute", "steps", 4, 5.0, 1e12, pytest.approx(1.20e12)),)
+    assert watch.ceilings.changes == (CeilingChange("compute", "measured steps", 4, 5.0, 1e12, pytest.approx(1.20e12)),)
     assert all(is_below(watch.ceilings, compute(k, times)) for k, times in enumerate((0.9, 1.10, 1.20, 1.05)))
     assert watch.raised_by_steps == 1
 
@@ -96,7 +96,7 @@ def test_the_changes_are_bounded_and_neighbours_are_one() -> None:
     for k in range(40):
         raised = dataclasses.replace(known, peak_flops=known.peak_flops * 1.01)
         known = best_of(known, raised, k, float(k))
-    assert known.changes == (CeilingChange("compute", "probe", 39, 39.0, 1e12, known.peak_flops),)
+    assert known.changes == (CeilingChange("compute", PROBE, 39, 39.0, 1e12, known.peak_flops),)
     for k in range(40):
         name = "peak_flops" if k % 2 else "dram_bytes_per_s"
         known = best_of(known, dataclasses.replace(known, **{name: 1.01 * getattr(known, name)}), k, float(k))
@@ -177,7 +177,7 @@ def test_the_machine_is_measured_again_at_rest_but_seldom() -> None:
     found = engine.telemetry.ceilings
     assert found is not None
     assert (found.peak_flops, found.dram_bytes_per_s) == (1.4e12, 20e9)
-    assert [(c.name, c.source, c.step) for c in found.changes] == [("compute", "probe", 7)]
+    assert [(c.name, c.source, c.step) for c in found.changes] == [("compute", PROBE, 7)]
 
 
 def test_a_short_rest_is_none() -> None:

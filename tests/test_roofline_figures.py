@@ -15,6 +15,7 @@ from core.charts.arrow import table
 from core.devices import DEVICE_PRESETS
 from core.records import StepRecord
 from core.roofline import decode_sums, model_time, roofline_time
+from core.snapshot import CeilingChange
 from tests.fake_snapshots import CEILINGS, INFO, busy_run
 
 MODEL = roofline.model_of(INFO)
@@ -57,6 +58,19 @@ def test_the_axes_rest_while_the_dots_wander() -> None:
     assert len(ends) == 1
 
 
+def test_a_raised_ceiling_says_by_what_and_when() -> None:
+    assert roofline.changes_in_words(CEILINGS) == ""
+    moves = (
+        CeilingChange("DRAM", "a later probe", 40, 3.0, 20e9, 22e9),
+        CeilingChange("compute", "measured steps", 1312, 47.0, 117e9, 139e9),
+    )
+    words = roofline.changes_in_words(replace(CEILINGS, changes=moves)).replace("\u2009", " ").replace("\u202f", " ")
+    assert words == (
+        "compute raised from 117 GFLOP/s to 139 GFLOP/s by measured steps at step 1312 (47.0 s); "
+        "DRAM raised from 20.0 GB/s to 22.0 GB/s by a later probe at step 40 (3.00 s)"
+    )
+
+
 def test_published_ceilings_are_never_called_measured() -> None:
     lines, _ = roofline.ceiling_frames(roofline.Ceilings(DEVICE_PRESETS[0], "published"), [1.0])
     assert set(lines["kind"]) == {"published"}
@@ -83,8 +97,8 @@ def test_a_dot_is_the_flops_and_bytes_of_its_step() -> None:
         record = by_step[row.step]
         assert row.intensity == pytest.approx(record.flops / record.moved_bytes)
         assert row.flops_per_s == pytest.approx(record.flops / record.duration_s)
-    assert dots["age"].iloc[-1] == 0.0
-    assert dots["age"].iloc[0] == 1.0
+    assert dots["age"].iloc[-1] == 0
+    assert dots["age"].iloc[0] == roofline.OLDEST
     assert dots["step"].iloc[-1] == history[-1].step
     forward = roofline.dot_frame(history, roofline.FORWARD)
     assert (forward["flops_per_s"] >= dots["flops_per_s"]).all()
@@ -95,7 +109,7 @@ def test_dots_are_bounded_and_idle_steps_are_not_drawn() -> None:
     assert len(roofline.dot_frame(records, roofline.FORWARD)) == roofline.DOTS
     assert roofline.dot_frame([replace(records[0], flops=0.0)], roofline.FORWARD).empty
     one = roofline.dot_frame(records[:1], roofline.FORWARD)
-    assert one["age"].tolist() == [0.0]
+    assert one["age"].tolist() == [0]
 
 
 def test_the_steps_of_a_request_are_lit() -> None:
@@ -242,11 +256,19 @@ def test_every_axis_has_a_title() -> None:
 
 def test_arrow_tables_are_narrow_and_keep_text_and_gaps() -> None:
     frame = pd.DataFrame(
-        {"step": [1, 2], "ms": [0.5, float("nan")], "what": ["a", None], "logical": pd.array([3, None], dtype="Int64")}
+        {
+            "step": [-1, 2],
+            "ms": [0.5, float("nan")],
+            "what": ["a", None],
+            "logical": pd.array([3, None], dtype="Int64"),
+            "few": [0, 255],
+            "more": [256, 65_535],
+        }
     )
     got = table(frame)
-    assert [str(f.type) for f in got.schema] == ["int32", "float", "string", "int64"]
+    assert [str(f.type) for f in got.schema] == ["int32", "float", "string", "int64", "uint8", "uint16"]
     assert got.column("what").to_pylist() == ["a", None]
     assert got.column("logical").to_pylist() == [3, None]
+    assert (got.column("few").to_pylist(), got.column("more").to_pylist()) == ([0, 255], [256, 65_535])
     with pytest.raises(OverflowError, match="column step"):
         table(pd.DataFrame({"step": [2**31]}))

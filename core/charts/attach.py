@@ -12,13 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from statistics import median
 
-import numpy as np
 import pandas as pd
 
 from core.attach.fleet import ANSWERING, recent
 from core.attach.interval import Interval
 from core.attach.scraper import TargetState
 from core.charts import formats
+from core.charts.roofline import ages
 
 SHOWN_S = 300.0
 MAX_DOTS = 400
@@ -176,6 +176,6 @@ def dot_frame(states: Sequence[TargetState], now_s: float, shown_s: float = SHOW
             "decode_tokens": [float(i.output_tokens or 0) for _, _, i in kept],
             "running": [float(i.running or 0) for _, _, i in kept],
             "origin": ["derived" if i.derived else "exported" for _, _, i in kept],
-            "age": np.linspace(1.0, 0.0, len(kept)).tolist() if len(kept) > 1 else [0.0] * len(kept),
+            "age": ages(len(kept)),
         }
     )

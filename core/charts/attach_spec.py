@@ -223,6 +223,8 @@ def dots_spec(theme: style.Theme, height: int = 400) -> Spec:
         ),
     ]
     for layer in _layers_on(spec, "dots"):
+        if "tooltip" not in layer.get("encoding", {}):
+            continue
         layer["encoding"]["tooltip"] = tip
         if "color" in layer["encoding"]:
             layer["encoding"]["color"]["legend"] |= {"orient": "bottom", "offset": 16}

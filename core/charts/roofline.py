@@ -18,6 +18,7 @@ from functools import lru_cache
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from core.charts import formats
@@ -35,6 +36,8 @@ HEADROOM = 1.7
 """The picture goes this far above the roof, so that its name has room."""
 
 DOTS = 300
+OLDEST = 255
+"""Age of the oldest dot: a byte on the wire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,19 @@ def measured_ceilings(ceilings: RooflineCeilings, host_s: float = 0.0) -> Ceilin
     return Ceilings(device, "measured", host_s)
 
 
+def changes_in_words(ceilings: RooflineCeilings) -> str:
+    """How the ceilings came to be higher than first probed, the newest first; "" if they are not."""
+    words = [
+        f"{c.name} raised from {formats.rate(c.before, _UNITS[c.name])} to {formats.rate(c.after, _UNITS[c.name])} by"
+        f" {c.source} at step {formats.count(c.step)} ({formats.seconds(c.time_s)})"
+        for c in reversed(ceilings.changes)
+    ]
+    return "; ".join(words)
+
+
+_UNITS = {"compute": "FLOP", "DRAM": "B", "cache": "B"}
+
+
 def model_of(info: ExecutorInfo) -> CostModel:
     """The cost model of what runs, from the bytes of its real tensors."""
     return cost_model(info.spec, info.dtype, info.dtype, None, 1, float(info.weight_bytes_read), float(info.kv_bytes_per_token))
@@ -81,8 +97,13 @@ def host_time(history: Sequence[StepRecord], basis: str) -> float:
     return median(ran) if ran and basis == WHOLE else 0.0
 
 
+def ages(count: int) -> npt.NDArray[np.uint8]:
+    """Ages of `count` dots, oldest first: from OLDEST to 0."""
+    return np.linspace(OLDEST if count > 1 else 0, 0, count).round().astype(np.uint8)
+
+
 def dot_frame(history: Sequence[StepRecord], basis: str, within_s: tuple[float, float] | None = None) -> pd.DataFrame:
-    """One row a step that computed something; `age` is 0 for the newest and 1 for the oldest of the last `DOTS`.
+    """One row a step that computed something; `age` is 0 for the newest, OLDEST for the oldest of the last `DOTS`.
 
     Columns step, intensity (FLOP/B), flops_per_s, prefill_tokens, decode_tokens, ms, age, and lit where `within_s` is given.
 
@@ -99,7 +120,7 @@ def dot_frame(history: Sequence[StepRecord], basis: str, within_s: tuple[float, 
             "prefill_tokens": [r.prefill_tokens for r in ran],
             "decode_tokens": [r.decode_tokens for r in ran],
             "ms": [1e3 * t for t in times],
-            "age": np.linspace(1.0, 0.0, len(ran)) if len(ran) > 1 else [0.0] * len(ran),
+            "age": ages(len(ran)),
         }
     )
     if within_s is not None:
@@ -132,11 +153,8 @@ def curve_frame(points: Sequence[CurvePoint]) -> pd.DataFrame:
     """Columns batch, intensity, flops_per_s, ms, label ("" except at powers of two and at the end)."""
     last = points[-1].batch if points else 0
     named = {p.batch for p in points if p.batch & (p.batch - 1) == 0 and p.batch * 1.5 < last} | {last}
-    rows = [
-        (p.batch, p.intensity, p.flops / p.time_s, 1e3 * p.time_s, str(p.batch) if p.batch in named else "", "predicted")
-        for p in points
-    ]
-    return pd.DataFrame(rows, columns=["batch", "intensity", "flops_per_s", "ms", "label", "kind"])
+    rows = [(p.batch, p.intensity, p.flops / p.time_s, 1e3 * p.time_s, str(p.batch) if p.batch in named else "") for p in points]
+    return pd.DataFrame(rows, columns=["batch", "intensity", "flops_per_s", "ms", "label"])
 
 
 def _half_decade(value: float, *, up: bool) -> float:

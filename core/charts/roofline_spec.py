@@ -10,6 +10,7 @@ from typing import Any
 
 from core.charts import style
 from core.charts.kv import Spec, base
+from core.charts.roofline import OLDEST
 
 MIXES = ("decode", "mixed", "prefill")
 """What the tokens of a step were; a shape for each."""
@@ -103,7 +104,7 @@ def _ceiling_layers(theme: style.Theme) -> list[Spec]:
         {
             "data": {"name": "curve"},
             "mark": {"type": "line", "color": style.colour("decode", theme), "strokeWidth": 2},
-            "encoding": {"strokeDash": dash},
+            "encoding": {"strokeDash": {"datum": "predicted", **{k: v for k, v in dash.items() if k != "field"}}},
         },
     ]
 
@@ -116,7 +117,7 @@ def _dot_layers(theme: style.Theme, legend_gap: int) -> list[Spec]:
         "scale": {"domain": list(MIXES), "range": ["circle", "diamond", "square"]},
         "legend": {"orient": "bottom", "symbolFillColor": theme.muted, "symbolStrokeWidth": 0, "offset": legend_gap},
     }
-    fade = {"field": "age", "type": "quantitative", "scale": {"domain": [0, 1], "range": [0.95, 0.1]}, "legend": None}
+    fade = {"field": "age", "type": "quantitative", "scale": {"domain": [0, OLDEST], "range": [0.95, 0.1]}, "legend": None}
     tip = [
         {"field": "step", "type": "quantitative", "format": ",d"},
         {"field": "mix", "type": "nominal", "title": "kind of step"},
@@ -179,15 +180,13 @@ def _dot_layers(theme: style.Theme, legend_gap: int) -> list[Spec]:
         },
         {
             "data": {"name": "dots"},
-            "transform": [*_MIX, {"filter": "datum.lit"}],
+            "transform": [{"filter": "datum.lit"}],
             "mark": {"type": "point", "filled": False, "size": 90, "strokeWidth": 1.3, "color": style.SHARED, "clip": True},
-            "encoding": {"tooltip": tip},
         },
         {
             "data": {"name": "dots"},
-            "transform": [*_MIX, {"filter": "datum.age == 0"}],
+            "transform": [{"filter": "datum.age == 0"}],
             "mark": {"type": "point", "filled": False, "size": 190, "strokeWidth": 2, "color": theme.text, "clip": True},
-            "encoding": {"tooltip": tip},
         },
     ]  # fmt: skip
 

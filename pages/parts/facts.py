@@ -15,11 +15,6 @@ import streamlit as st
 from core.charts import formats
 from core.snapshot import EngineSnapshot
 
-_GRID = "display:grid;grid-template-columns:repeat(auto-fit,minmax({width}px,1fr));gap:0.6rem 1.25rem;margin:0"
-_LABEL = "font-size:0.75rem;opacity:0.7;margin:0"
-_VALUE = "font-size:1.2rem;font-weight:600;line-height:1.3;margin:0;font-variant-numeric:tabular-nums;white-space:nowrap"
-_NOTE = "font-size:0.75rem;opacity:0.65;margin:0;line-height:1.3"
-
 
 def facts(cells: Sequence[tuple[str, str, str]], *, width: int = 150) -> None:
     """Draw (label, value, note) side by side, as many in a row as have room.
@@ -28,11 +23,10 @@ def facts(cells: Sequence[tuple[str, str, str]], *, width: int = 150) -> None:
         width: least width of one, pixels.
     """
     items = "".join(
-        f'<div><div style="{_LABEL}">{html.escape(label)}</div>'
-        f'<div style="{_VALUE}">{html.escape(value)}</div><div style="{_NOTE}">{html.escape(note)}</div></div>'
+        f"<div><i>{html.escape(label)}</i><b>{html.escape(value)}</b><span>{html.escape(note)}</span></div>"
         for label, value, note in cells
     )
-    st.html(f'<div style="{_GRID.format(width=width)}">{items}</div>')
+    st.html(f'<div class="bs-facts" style="--w:{width}px">{items}</div>')
 
 
 def moment(snapshot: EngineSnapshot) -> str:
