@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import streamlit as st
 
@@ -190,10 +191,12 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     frame.numbered([(chosen.question, f"{differs}. Load: {chosen.load.label}.")])
     running = state is not None and state.is_running
     locked = not engine_access.engine().is_controller
+    stopped = snapshot.state in ("starting", "failed", "stopped")
+    can_run = not (running or locked or stopped) and bool(chosen.differences)
     with st.container(horizontal=True, key="fork_buttons"):
         st.button(
             "Run both", type="primary", key="fork_go", on_click=_run, args=(chosen,),
-            disabled=running or locked or not chosen.differences or snapshot.state in ("starting", "failed", "stopped"),
+            disabled=not can_run,
             help="Resets the engine, runs the load under each configuration, and puts your settings back.",
         )  # fmt: skip
         st.button("Cancel", key="fork_cancel", on_click=_cancel, disabled=not running)
@@ -207,7 +210,13 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
         if state is not None and state.mode.key == chosen.key and isinstance(state.mode, Fork):
             _result(state, state.mode)
         else:
-            frame.empty("Not run yet. Both runs take a minute or so on two cores.", key="fork", height=300)
+            frame.empty(
+                "Not run yet. Both runs take a minute or so on two cores.",
+                "Run both now" if can_run else None,
+                partial(_run, chosen),
+                key="fork",
+                height=300,
+            )
 
 
 def _knobs() -> None:

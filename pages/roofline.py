@@ -112,9 +112,9 @@ def _hero(view: View) -> None:
     frame.figure_head(
         "Where do the steps lie under the ceilings?",
         span,
-        how="A dot is a step, the newest is ringed, old ones fade. On the slopes memory sets the time, under the roof arithmetic."
-        f" Dashes: the model for batch 1 to {formats.count(view.most)}, {formats.count(view.context)} tokens of context each."
-        f"{lit}",
+        how="A dot is a step, blue decode to orange prefill; the newest is ringed, old ones fade. On the slopes memory sets"
+        f" the time, under the roof arithmetic. Dashes: the model for batch 1 to {formats.count(view.most)},"
+        f" {formats.count(view.context)} tokens of context each.{lit}",
         on_screen=kv.HOW_TO_ZOOM,
     )
     data = roofline.roofline_data(dots, view.points, view.under)

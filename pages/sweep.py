@@ -10,6 +10,7 @@ import html
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from urllib.parse import urlencode
 
 import streamlit as st
@@ -185,7 +186,11 @@ def _results(state: SweepState, limits: Limits) -> None:
 def _table(state: SweepState, best: SweepRow | None) -> None:
     ordered = sorted(state.rows, key=lambda r: -(r.figure("output_tokens_per_s") or 0.0))
     broken = sum(bool(r.problem) for r in ordered)
-    frame.figure_head("All points", f"{len(ordered)}, best throughput first; {broken} could not run")
+    frame.figure_head(
+        "What did each point give?",
+        f"{len(ordered)} points · predicted",
+        how=f"Best throughput first; {broken} could not run. A click on a column's head sorts by it.",
+    )
     with st.container(horizontal=True, key="sweep_files"):
         st.download_button("Points as CSV", _csv(ordered), "sweep.csv", "text/csv", key="sweep_csv")
         if best is not None:
@@ -226,7 +231,13 @@ def _page() -> None:
         def show() -> None:
             now = _job()
             if now is None:
-                frame.empty("No sweep has run. The example beside this takes some seconds.", key="sweep", height=420)
+                frame.empty(
+                    "No sweep has run. What is entered now takes some seconds to a minute.",
+                    "Run the sweep" if spec is not None else None,
+                    None if spec is None else partial(_start, spec, jobs, cluster),
+                    key="sweep",
+                    height=420,
+                )
                 return
             _results(now.state, limits)
             if running and not now.state.is_running:

@@ -227,7 +227,15 @@ def dots_spec(theme: style.Theme, height: int = 400) -> Spec:
             continue
         layer["encoding"]["tooltip"] = tip
         if "color" in layer["encoding"]:
-            layer["encoding"]["color"]["legend"] |= {"orient": "bottom", "offset": 16}
+            layer["encoding"]["color"]["legend"] = {
+                "format": ".0%",
+                "gradientLength": 60,
+                "gradientThickness": 8,
+                "values": [0, 1],
+                "orient": "bottom",
+                "direction": "horizontal",
+                "offset": 16,
+            }
         if "shape" in layer["encoding"]:
             layer["encoding"]["shape"] = {
                 "field": "origin",

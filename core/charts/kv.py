@@ -50,7 +50,12 @@ def step_axis(title: str = "step") -> Spec:
 
 def base(theme: style.Theme, height: int) -> Spec:
     """What every figure starts from."""
-    return {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", "height": height, "config": style.vega_config(theme)}
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "height": height,
+        "config": style.vega_config(theme),
+        "usermeta": style.QUIET,
+    }
 
 
 def pool_frame(history: Sequence[StepRecord]) -> pd.DataFrame:

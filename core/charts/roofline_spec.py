@@ -23,9 +23,11 @@ _MIX: list[Spec] = [
 _DECADE = "abs(log(datum.value) / LN10 - round(log(datum.value) / LN10)) < 0.001"
 
 
+_NARROW = "width < 330"
+
 _NAME_PLACES: dict[str, Spec] = {
     "right": {"align": "left", "dx": 12, "dy": 5},
-    "corner": {"align": "center", "dy": -9},
+    "corner": {"align": "center", "dy": {"expr": f"{_NARROW} ? -24 : -9"}, "dx": {"expr": f"{_NARROW} ? 24 : 0"}},
     "above": {"align": "right", "dy": -9},
 }
 """Where the name of a ceiling stands beside its anchor: right of the lower slope, over the upper's corner, above the roof."""
@@ -98,7 +100,7 @@ def _ceiling_layers(theme: style.Theme) -> list[Spec]:
         {
             "data": {"name": "ridges"},
             "transform": [{"filter": "datum.name != 'cache'"}],
-            "mark": {"type": "text", **words, "align": "left", "angle": 270, "dx": 6, "dy": 8},
+            "mark": {"type": "text", **words, "align": "left", "angle": 270, "dx": {"expr": f"{_NARROW} ? 30 : 6"}, "dy": 8},
             "encoding": {"y": {"value": {"expr": "height"}}, "text": {"field": "label", "type": "nominal"}},
         },
         {
@@ -115,7 +117,12 @@ def _dot_layers(theme: style.Theme, legend_gap: int) -> list[Spec]:
         "type": "nominal",
         "title": None,
         "scale": {"domain": list(MIXES), "range": ["circle", "diamond", "square"]},
-        "legend": {"orient": "bottom", "symbolFillColor": theme.muted, "symbolStrokeWidth": 0, "offset": legend_gap},
+        "legend": {
+            "orient": "bottom",
+            "symbolFillColor": theme.muted,
+            "symbolStrokeWidth": 0,
+            "offset": legend_gap,
+        },
     }
     fade = {"field": "age", "type": "quantitative", "scale": {"domain": [0, OLDEST], "range": [0.95, 0.1]}, "legend": None}
     tip = [
@@ -136,15 +143,7 @@ def _dot_layers(theme: style.Theme, legend_gap: int) -> list[Spec]:
             "range": [style.colour("decode", theme), style.colour("prefill", theme)],
             "interpolate": "rgb",
         },
-        "legend": {
-            "format": ".0%",
-            "gradientLength": 60,
-            "gradientThickness": 8,
-            "values": [0, 1],
-            "orient": "bottom",
-            "direction": "horizontal",
-            **({"offset": legend_gap} if legend_gap else {}),
-        },
+        "legend": None,
     }
     return [
         {
@@ -203,5 +202,5 @@ def roofline_spec(theme: style.Theme, height: int = 430, legend_gap: int = 0) ->
         "padding": {"left": 4, "right": 22, "top": 4, "bottom": 4},
         "encoding": _xy(),
         "layer": [*_ceiling_layers(theme), *_dot_layers(theme, legend_gap)],
-        "usermeta": {"embedOptions": {"renderer": "canvas"}},
+        "usermeta": {"embedOptions": {**style.QUIET["embedOptions"], "renderer": "canvas"}},
     }

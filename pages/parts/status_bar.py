@@ -14,9 +14,11 @@ from core.clock import WallClock
 from core.snapshot import EngineSnapshot
 from pages.parts import engine_access
 from pages.parts.element import LiveElement, trigger
+from pages.parts.watching import watchers
 
-RATES: dict[str, float | None] = {"0.25 s": 0.25, "0.5 s": 0.5, "1 s": 1.0, "2 s": 2.0, "5 s": 5.0, "off": None}
-DEFAULT_RATE = "0.5 s"
+AUTO = "auto"
+RATES: dict[str, float | None] = {AUTO: None, "0.25 s": 0.25, "0.5 s": 0.5, "1 s": 1.0, "2 s": 2.0, "5 s": 5.0, "off": None}
+DEFAULT_RATE = AUTO
 KEY = "status_bar"
 _COMMANDS = ("start", "pause", "step_once", "reset", "acquire", "release")
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
@@ -29,6 +31,12 @@ def rate_label() -> str:
     """The chosen refresh rate, as its label."""
     label = st.session_state.get("rate") or st.query_params.get("rate")
     return label if label in RATES else DEFAULT_RATE
+
+
+def period_s() -> float | None:
+    """Seconds between two refreshes at the chosen rate; None where refresh is off."""
+    label = rate_label()
+    return watchers.period_s() if label == AUTO else RATES[label]
 
 
 def is_running(snapshot: EngineSnapshot) -> bool:
@@ -82,7 +90,7 @@ def payload(snapshot: EngineSnapshot, *, controller: bool, holder: str, tick: st
         "ready": snapshot.state not in ("starting", "failed", "stopped"),
         "values": values(snapshot),
         "age": max(_clock.now() - snapshot.wall_time_s, 0.0) if snapshot.wall_time_s else 0.0,
-        "period": RATES[rate_label()],
+        "period": period_s(),
         "rates": list(RATES),
         "rate": rate_label(),
         "tick": tick,

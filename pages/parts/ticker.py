@@ -18,17 +18,19 @@ import streamlit as st
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot
 from pages.parts import engine_access, frame, replay, status_bar, travel
+from pages.parts.watching import watchers
 
 Render = Callable[[EngineSnapshot, Sequence[StepRecord]], None]
 HISTORY_STEPS = 300
 KEPT_PARAMETERS = ("request", "rate", "kiosk")
 _GO_TO = "go_to_page"
 _SETTINGS = "settings_seen"
+_PERIOD = "refresh_period_s"
 
 
 def rate_s() -> float | None:
     """Seconds between two ticks; None where refresh is off."""
-    return status_bar.RATES[status_bar.rate_label()]
+    return status_bar.period_s()
 
 
 def go_to(page: Path) -> None:
@@ -46,7 +48,9 @@ def live(question: str, render: Render, *, about: str = "", history_steps: int =
         look_back: draw the slider over earlier pictures; `render` gets the chosen one.
     """
 
-    @st.fragment(run_every=rate_s())
+    period_s = st.session_state[_PERIOD] = rate_s()
+
+    @st.fragment(run_every=period_s)
     def tick() -> None:
         _tick(question, about, render, history_steps, look_back)
 
@@ -70,6 +74,9 @@ def _tick(question: str, about: str, render: Render, history_steps: int, look_ba
     began = time.perf_counter()
     frame.figures_are_of(None)
     access = engine_access.engine()
+    watchers.saw(access.session)
+    if status_bar.rate_label() == status_bar.AUTO and rate_s() != st.session_state.get(_PERIOD):
+        st.rerun()  # others have come or gone
     replay.follow()
     access.heartbeat()
     snapshot = access.latest()
