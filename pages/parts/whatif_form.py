@@ -1,21 +1,16 @@
-"""The form of a what-if: every knob with the live value as a ghost mark, and the what-if that it adds up to.
-
-    max_num_seqs   [ 64 ]         o live 32 ----- * 64         a value that is the live one leaves the address alone
+"""The form of a what-if: every knob beside the live value, and the what-if that it adds up to.
 
 Keys begin with "w_" and are bound to the address, so a link restores the form.
 """
 
 from __future__ import annotations
 
-import html
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import streamlit as st
 
-from core.config import OFF, OFF_KNOBS, AdmissionPolicy, BatchPolicy, EvictionPolicy, PreemptionMode, QueuePolicy, VictimPolicy
+from core.config import OFF, OFF_KNOBS
 from core.devices import DEVICES, DeviceSpec, custom_device
 from core.errors import BatchscopeError
 from core.model_spec import ModelSpec
@@ -25,9 +20,9 @@ from core.snapshot import EngineSnapshot
 from core.whatif import WhatIf
 from core.whatif_base import LiveBase
 from pages.parts import frame, whatif_load
-from pages.parts.knobs import MEMORY, SCHEDULER, Knob
-from pages.parts.limit import limit
+from pages.parts.knobs import MEMORY, SCHEDULER
 from pages.parts.whatif_keys import PREFIX, forget, fresh, say
+from pages.parts.whatif_knobs import choice, knob_of, number
 
 HERE, CUSTOM, PASTED = "this machine", "custom", "config.json"
 WEIGHT_DTYPES = ("bfloat16", "float16", "fp8", "int8", "int4", "float32")
@@ -46,21 +41,6 @@ _SCHEDULER = (
     "victim_policy",
     "lookahead",
 )
-_ENUMS = {
-    "batch_policy": BatchPolicy,
-    "queue_policy": QueuePolicy,
-    "admission_policy": AdmissionPolicy,
-    "preemption_mode": PreemptionMode,
-    "victim_policy": VictimPolicy,
-    "eviction_policy": EvictionPolicy,
-}
-_RANGES = {
-    "max_num_seqs": (1, 1024),
-    "max_num_batched_tokens": (16, 16384),
-    "long_prefill_token_threshold": (1, 16384),
-    "block_size": (1, 256),
-    "num_blocks": (16, 1_000_000),
-}
 PRESETS: dict[str, dict[str, Any]] = {
     "On an H100": {"device": "H100 SXM"},
     "Twice the seats": {"max_num_seqs": 2.0},
@@ -94,88 +74,6 @@ def take_preset(name: str, base: WhatIf) -> None:
     for knob, value in PRESETS[name].items():
         live = base.knob(knob) if isinstance(value, float) else None
         say(PREFIX + knob, max(round(live * value), 1) if live is not None else value)
-
-
-def _place(value: float, low: float, high: float) -> float:
-    """Where a value lies on a logarithmic track, percent."""
-    span = math.log(max(high / low, 1.001))
-    return 100.0 * min(max(math.log(max(value, low) / low) / span, 0.0), 1.0)
-
-
-def ghost(live: Any, now: Any, bounds: tuple[float, float] | None = None) -> None:
-    """The live value under a knob: a hollow mark on a track for numbers, a word for the rest; filled is the choice."""
-    words = "on" if live is True else "off" if live is False else str(live)
-    if live == now:
-        st.html(f'<div class="bs-ghost">as live: {html.escape(words)}</div>')
-        return
-    track = ""
-    if bounds is not None:
-        low, high = min(bounds[0], live or 1, now or 1), max(bounds[1], live or 1, now or 1)
-        at = [_place(float(v), max(low, 1e-9), high) for v in (live, now)]
-        track = f'<i style="--live:{at[0]:.1f}%;--now:{at[1]:.1f}%"><s></s><b></b></i>'
-    st.html(f'<div class="bs-ghost bs-moved">{track}<span>live {html.escape(words)}</span></div>')
-
-
-def number(name: str, label: str, live: int, *, step: int = 1, low: int = 0, help_text: str = "") -> int:
-    """A whole number with its ghost."""
-    value = st.number_input(
-        label,
-        value=fresh(PREFIX + name, int(live)),
-        min_value=low,
-        step=step,
-        key=PREFIX + name,
-        bind="query-params",
-        help=help_text or None,
-    )
-    chosen = int(value if value is not None else live)
-    ghost(live, chosen, _RANGES.get(name, (1, 1e6)))
-    return chosen
-
-
-def choice(name: str, label: str, live: str, options: Sequence[str], help_text: str = "") -> str:
-    """One of a few words with its ghost."""
-    known = list(dict.fromkeys([*options]))
-    value = st.selectbox(
-        label,
-        known,
-        index=known.index(fresh(PREFIX + name, live if live in known else known[0])),
-        key=PREFIX + name,
-        bind="query-params",
-        help=help_text or None,
-    )
-    ghost(live, value)
-    return str(value)
-
-
-def _switch(name: str, label: str, live: bool, help_text: str) -> bool:
-    value = st.toggle(label, value=fresh(PREFIX + name, live), key=PREFIX + name, bind="query-params", help=help_text)
-    ghost(live, value)
-    return bool(value)
-
-
-def _knob(knob: Knob, live: Any) -> Any:
-    """One knob of the sidebar's table as a what-if knob."""
-    if knob.choices is not None:
-        return _ENUMS[knob.name](choice(knob.name, knob.label, str(live), [str(c) for c in knob.choices], knob.help))
-    if isinstance(live, bool):
-        return _switch(knob.name, knob.label, live, knob.help)
-    if isinstance(live, float):
-        value = st.number_input(
-            knob.label,
-            value=fresh(PREFIX + knob.name, live),
-            min_value=0.0,
-            step=float(knob.step),
-            key=PREFIX + knob.name,
-            bind="query-params",
-            help=knob.help,
-        )
-        ghost(live, value)
-        return float(value)
-    if knob.off:
-        chosen = limit(knob, live, PREFIX + knob.name, bind="query-params")
-        ghost(*[knob.off if value is None else value for value in (live, chosen)])
-        return chosen
-    return number(knob.name, knob.label, int(live), step=int(knob.step), help_text=knob.help)
 
 
 # -- groups --------------------------------------------------------------------------------------------------
@@ -286,10 +184,10 @@ def _hardware(base: LiveBase) -> tuple[DeviceSpec | None, dict[str, Any]]:
 
 
 def _memory(live: WhatIf, here: bool) -> dict[str, Any]:
-    size = _knob(_SHOWN["block_size"], live.block_size)
+    size = knob_of(_SHOWN["block_size"], live.block_size)
     found: dict[str, Any] = {"block_size": size}
     if here:
-        found["num_blocks"] = _knob(_SHOWN["num_blocks"], live.num_blocks or 1)
+        found["num_blocks"] = knob_of(_SHOWN["num_blocks"], live.num_blocks or 1)
     else:
         blocks = st.number_input(
             "KV blocks",
@@ -301,9 +199,9 @@ def _memory(live: WhatIf, here: bool) -> dict[str, Any]:
             help="0: as many as the memory holds.",
         )
         found["num_blocks"] = int(blocks) or None
-    found["enable_prefix_caching"] = _knob(_SHOWN["enable_prefix_caching"], live.enable_prefix_caching)
-    found["eviction_policy"] = _knob(_SHOWN["eviction_policy"], live.eviction_policy)
-    found["num_swap_blocks"] = _knob(_SHOWN["num_swap_blocks"], live.num_swap_blocks)
+    found["enable_prefix_caching"] = knob_of(_SHOWN["enable_prefix_caching"], live.enable_prefix_caching)
+    found["eviction_policy"] = knob_of(_SHOWN["eviction_policy"], live.eviction_policy)
+    found["num_swap_blocks"] = knob_of(_SHOWN["num_swap_blocks"], live.num_swap_blocks)
     length = live.max_model_len or live.model.max_model_len
     found["max_model_len"] = number("max_model_len", "max_model_len", length, step=256, low=2, help_text="Prompt and output.")
     return found
@@ -346,7 +244,7 @@ def form(base: LiveBase, snapshot: EngineSnapshot, load: Any) -> Choice:
         with st.expander("Load", icon=":material/input:", expanded=True, key="w_group_load"):
             chosen = whatif_load.choose(live, snapshot, load)
         with st.expander("Scheduler", icon=":material/low_priority:", key="w_group_scheduler"):
-            scheduler = {n: _knob(_SHOWN[n], getattr(live.scheduler, n)) for n in _SCHEDULER}
+            scheduler = {n: knob_of(_SHOWN[n], getattr(live.scheduler, n)) for n in _SCHEDULER}
         with st.expander("Memory", icon=":material/memory:", key="w_group_memory"):
             values = values | _memory(live, device is None)
         target = replace(
