@@ -206,7 +206,7 @@ def _page() -> None:
     access = engine_access.engine()
     snapshot = access.latest()
     try:
-        known = whatif_run.known(snapshot, lambda: access.recent(whatif_run.LAW_STEPS), access.settings_changed_s)
+        known = whatif_run.known(snapshot, lambda: access.recent(whatif_run.LAW_STEPS), access.settings_changed_s, access.load)
     except BatchscopeError as error:
         frame.empty(str(error), "Look again", whatif_run.look_again, key="sweep", height=320)
         return
@@ -215,7 +215,7 @@ def _page() -> None:
     running = job is not None and job.state.is_running
     with left:
         try:
-            spec, limits, jobs, cluster = _form(known, snapshot)
+            spec, limits, jobs, cluster = _form(known, known.snapshot)
         except BatchscopeError as error:
             st.error(frame.plain(str(error)), icon=":material/block:")
             return

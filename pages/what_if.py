@@ -31,14 +31,14 @@ def _page() -> None:
     access = engine_access.engine()
     snapshot = access.latest()
     try:
-        known = whatif_run.known(snapshot, lambda: access.recent(whatif_run.LAW_STEPS), access.settings_changed_s)
+        known = whatif_run.known(snapshot, lambda: access.recent(whatif_run.LAW_STEPS), access.settings_changed_s, access.load)
     except BatchscopeError as error:
         frame.empty(str(error), "Look again", whatif_run.look_again, key="whatif", height=320)
         return
     _presets(known)
     left, right = st.columns([0.27, 0.73], gap="medium")
     with left:
-        choice = whatif_form.form(known.base, snapshot, access.load)
+        choice = whatif_form.form(known.base, known.snapshot, access.load)
     with right:
         whatif_results.results(known, choice)
 

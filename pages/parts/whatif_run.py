@@ -17,6 +17,7 @@ import psutil
 import streamlit as st
 
 from core.errors import BatchscopeError
+from core.load_spec import LoadSpec
 from core.prediction import Pair
 from core.records import StepRecord
 from core.sim_jobs import Outcome, SimulationJobs, key_of
@@ -123,14 +124,17 @@ class Known:
     mark: tuple[Any, ...]
     run: LiveRun | None
     why_no_run: str
+    snapshot: EngineSnapshot  # as of then: lengths observed later would have the base run simulated anew at each click
 
 
-def _mark(snapshot: EngineSnapshot) -> tuple[Any, ...]:
+def _mark(snapshot: EngineSnapshot, load: LoadSpec | None) -> tuple[Any, ...]:
     config = snapshot.config
-    return (config, snapshot.info.kernels if snapshot.info else "", snapshot.ceilings is not None)
+    return (config, load, snapshot.info.kernels if snapshot.info else "", snapshot.ceilings is not None)
 
 
-def known(snapshot: EngineSnapshot, history: Callable[[], Sequence[StepRecord]], changed_s: float) -> Known:
+def known(
+    snapshot: EngineSnapshot, history: Callable[[], Sequence[StepRecord]], changed_s: float, load: LoadSpec | None
+) -> Known:
     """The base of every what-if of this session.
 
     Raises:
@@ -138,7 +142,7 @@ def known(snapshot: EngineSnapshot, history: Callable[[], Sequence[StepRecord]],
     """
     found: Known | None = st.session_state.get("whatif_known")
     now = time.monotonic()
-    fresh = found is not None and found.mark == _mark(snapshot) and now - found.made_s < BASE_AGE_S
+    fresh = found is not None and found.mark == _mark(snapshot, load) and now - found.made_s < BASE_AGE_S
     if fresh and found is not None and found.run is not None:
         return found
     records = history()
@@ -150,7 +154,7 @@ def known(snapshot: EngineSnapshot, history: Callable[[], Sequence[StepRecord]],
         run = live_run(snapshot, records, changed_s)
     except BatchscopeError as error:
         why = str(error)
-    found = Known(base, made_s, _mark(snapshot), run, why)
+    found = Known(base, made_s, _mark(snapshot, load), run, why, snapshot)
     st.session_state["whatif_known"] = found
     return found
 
