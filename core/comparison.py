@@ -8,11 +8,11 @@ waits for. A page polls `state`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from core.background import BackgroundWork
 from core.clock import Clock, WallClock
 from core.commands import CommandResult
 from core.config import CacheConfig, SchedulerConfig
@@ -132,7 +132,7 @@ class _Old:
     paused: bool
 
 
-class Comparison:
+class Comparison(BackgroundWork):
     """One comparison on one live engine.
 
     Args:
@@ -144,13 +144,12 @@ class Comparison:
     def __init__(
         self, live: LiveEngine, mode: Runs, *, session_id: str, cure_too: bool = True, clock: Clock | None = None
     ) -> None:
+        super().__init__("comparison")
         self._live = live
         self._session = session_id
         self._cure_too = cure_too
         self._clock = clock or WallClock()
-        self._cancelled = threading.Event()
         self.state = ComparisonState(mode)
-        self._thread = threading.Thread(target=self._run, name="comparison", daemon=True)
 
     def start(self) -> None:
         """Begin; returns at once.
@@ -160,15 +159,6 @@ class Comparison:
         """
         self._live.heartbeat(self._session)
         self._thread.start()
-
-    def cancel(self) -> None:
-        """End after the command under way; the old knobs come back."""
-        self._cancelled.set()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the end; False if it did not come in time."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
 
     def _run(self) -> None:
         picture = self._live.latest()

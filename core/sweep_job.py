@@ -5,9 +5,9 @@ start -> running -> done | cancelled | failed          rows only grow
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, replace
 
+from core.background import BackgroundWork
 from core.clock import Clock, WallClock
 from core.errors import BatchscopeError
 from core.sweep import SweepRow, SweepSpec, run_sweep
@@ -33,28 +33,18 @@ class SweepState:
         return self.phase == "running"
 
 
-class SweepJob:
+class SweepJob(BackgroundWork):
     """One sweep; see `core.sweep.run_sweep` for the arguments."""
 
     def __init__(self, spec: SweepSpec, *, n_jobs: int = 2, cluster: str = "", clock: Clock | None = None) -> None:
+        super().__init__("sweep")
         self.state = SweepState(spec)
         self._n_jobs, self._cluster = n_jobs, cluster
         self._clock = clock or WallClock()
-        self._cancelled = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
 
     def start(self) -> None:
         """Begin; returns at once."""
         self._thread.start()
-
-    def cancel(self) -> None:
-        """End after the points under way; their rows stay."""
-        self._cancelled.set()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the end; False if it did not come in time."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
 
     def _run(self) -> None:
         began = self._clock.now()

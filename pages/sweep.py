@@ -204,11 +204,8 @@ def _nothing(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
 
 def _page() -> None:
     access = engine_access.engine()
-    snapshot = access.latest()
-    try:
-        known = whatif_run.known(snapshot, lambda: access.recent(whatif_run.LAW_STEPS), access.settings_changed_s, access.load)
-    except BatchscopeError as error:
-        frame.empty(str(error), "Look again", whatif_run.look_again, key="sweep", height=320)
+    known = whatif_run.opened(access, "sweep")
+    if known is None:
         return
     left, right = st.columns([0.27, 0.73], gap="medium")
     job = _job()

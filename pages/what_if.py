@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from core.errors import BatchscopeError
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot
 from pages.parts import engine_access, frame, ticker, whatif_form, whatif_keys, whatif_results, whatif_run
@@ -29,11 +28,8 @@ def _presets(known: whatif_run.Known) -> None:
 
 def _page() -> None:
     access = engine_access.engine()
-    snapshot = access.latest()
-    try:
-        known = whatif_run.known(snapshot, lambda: access.recent(whatif_run.LAW_STEPS), access.settings_changed_s, access.load)
-    except BatchscopeError as error:
-        frame.empty(str(error), "Look again", whatif_run.look_again, key="whatif", height=320)
+    known = whatif_run.opened(access, "whatif")
+    if known is None:
         return
     _presets(known)
     left, right = st.columns([0.27, 0.73], gap="medium")

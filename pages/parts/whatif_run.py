@@ -24,6 +24,8 @@ from core.sim_jobs import Outcome, SimulationJobs, key_of
 from core.snapshot import EngineSnapshot
 from core.whatif import Sensitivity, WhatIf
 from core.whatif_base import LiveBase, LiveRun, compare_live, live_base, live_run
+from pages.parts import frame
+from pages.parts.engine_access import Access
 
 WAIT_S = 0.6
 """How long a page run waits for a first answer before it draws without: no tick of the page comes meanwhile."""
@@ -157,6 +159,15 @@ def known(
     found = Known(base, made_s, _mark(snapshot, load), run, why, snapshot)
     st.session_state["whatif_known"] = found
     return found
+
+
+def opened(access: Access, key: str) -> Known | None:
+    """What a page predicts from; None, and said on the page, while there is nothing."""
+    try:
+        return known(access.latest(), lambda: access.recent(LAW_STEPS), access.settings_changed_s, access.load)
+    except BatchscopeError as error:
+        frame.empty(str(error), "Look again", look_again, key=key, height=320)
+    return None
 
 
 def look_again() -> None:
