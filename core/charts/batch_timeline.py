@@ -153,7 +153,6 @@ def composition_spec(theme: Theme, height: int = 262) -> dict[str, Any]:
     }
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "usermeta": style.QUIET,
         "height": height,
         "layer": [stack, budget, headroom, *marks, hover],
         "config": style.vega_config(theme),
@@ -177,7 +176,6 @@ def batch_spec(theme: Theme, height: int = 200) -> dict[str, Any]:
     colours = [theme.decode, theme.waiting, style.PREEMPTED, theme.muted]
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "usermeta": style.QUIET,
         "height": height,
         "transform": [{"fold": list(series), "as": ["set", "requests"]}],
         "params": [style.ZOOM],
@@ -220,7 +218,6 @@ def times_spec(theme: Theme, height: int = 200) -> dict[str, Any]:
     spec["transform"].append(_rank(series))
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "usermeta": style.QUIET,
         "height": height,
         "params": [style.ZOOM],
         **spec,

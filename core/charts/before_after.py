@@ -45,7 +45,6 @@ def lane_spec(theme: Theme) -> dict[str, Any]:
     """One run over its time; padding and held rows in grey."""
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "usermeta": style.QUIET,
         "height": 110,
         "mark": {"type": "bar", "width": 4},
         "encoding": {

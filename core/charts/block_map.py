@@ -132,7 +132,6 @@ def block_map_spec(theme: Theme, height: int = 220, by: str = "state") -> dict[s
     }
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "usermeta": style.QUIET,
         "height": height,
         "transform": [right, bottom],
         "layer": [frame, filled],

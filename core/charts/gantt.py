@@ -77,7 +77,6 @@ def gantt_spec(theme: Theme) -> dict[str, Any]:
     quiet = "#46515D" if theme.name == "dark" else "#CBD2DA"
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "usermeta": style.QUIET,
         "height": LANE_PX * MAX_LANES,
         "params": [style.ZOOM],
         "mark": {"type": "bar", "height": LANE_PX - 2, "clip": True},

@@ -54,7 +54,6 @@ def base(theme: style.Theme, height: int) -> Spec:
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "height": height,
         "config": style.vega_config(theme),
-        "usermeta": style.QUIET,
     }
 
 

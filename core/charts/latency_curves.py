@@ -50,7 +50,6 @@ def latency_spec(theme: Theme, height: int = 200) -> dict[str, Any]:
     colours = [style.PREFILL, theme.decode, style.USEFUL, theme.text]
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "usermeta": style.QUIET,
         "height": height,
         "params": [style.ZOOM],
         "mark": {"type": "line", "strokeWidth": 1.5, "clip": True},

@@ -202,5 +202,5 @@ def roofline_spec(theme: style.Theme, height: int = 430, legend_gap: int = 0) ->
         "padding": {"left": 4, "right": 22, "top": 4, "bottom": 4},
         "encoding": _xy(),
         "layer": [*_ceiling_layers(theme), *_dot_layers(theme, legend_gap)],
-        "usermeta": {"embedOptions": {**style.QUIET["embedOptions"], "renderer": "canvas"}},
+        "usermeta": {"embedOptions": {"renderer": "canvas"}},
     }

@@ -82,7 +82,6 @@ def seat_spec(theme: Theme, height: int = 300) -> dict[str, Any]:
     }
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "usermeta": style.QUIET,
         "height": height,
         "params": [style.ZOOM],
         "transform": [{"calculate": "datum.seat + 0.86", "as": "below"}],

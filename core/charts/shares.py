@@ -43,7 +43,6 @@ def shares_spec(theme: Theme) -> dict[str, Any]:
     ]
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "usermeta": style.QUIET,
         "height": 160,
         "encoding": {"y": y, "x": x, "tooltip": tooltip},
         "layer": [

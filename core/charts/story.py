@@ -98,7 +98,6 @@ def blocks_spec(theme: Theme) -> dict[str, Any]:
     """A lane for each place of the block table; a bar is one physical block in it."""
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "usermeta": style.QUIET,
         "height": 190,
         "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}],
         "mark": {"type": "rect", "stroke": theme.ground, "strokeWidth": 1},
@@ -157,7 +156,6 @@ def story_spec(theme: Theme) -> dict[str, Any]:
 
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "usermeta": style.QUIET,
         "height": 190,
         "encoding": {"x": x, "tooltip": tooltip},
         "layer": [

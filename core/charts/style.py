@@ -31,9 +31,6 @@ CIVIDIS = (
 THIN_GROUPS = "replace(format(datum.value, ',~r'), /,/g, '\u202f')"
 """Vega expression for axis labels: digits grouped by thin spaces, as everywhere else."""
 
-QUIET: dict[str, Any] = {"embedOptions": {"logLevel": 1}}
-"""The browser's console gets errors only: each chart is built empty, and Vega would warn of every scale until data come."""
-
 ZOOM: dict[str, Any] = {
     "name": "zoom",
     "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.shiftKey]", "clear": "dblclick"},
