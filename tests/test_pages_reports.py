@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,13 @@ def test_a_file_can_be_saved_and_the_run_replayed_as_soon_as_it_is_made(fake: Fa
     assert saves() == [True, False, False, False, False]
     again().click().run()
     assert "<b>REPLAY</b> small" in html_of(at)
+
+
+def test_the_server_takes_bundles_as_large_as_the_page_says() -> None:
+    settings = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text(encoding="utf-8"))
+    said = re.search(r"^UPLOAD_MB = (\d+)$", (ROOT / "pages" / "reports.py").read_text(encoding="utf-8"), re.MULTILINE)
+    assert said is not None
+    assert settings["server"]["maxUploadSize"] == int(said[1]), "above its own limit the server refuses whatever a page allows"
 
 
 def test_the_files_do_not_tick(fake: FakeLive, monkeypatch: pytest.MonkeyPatch) -> None:

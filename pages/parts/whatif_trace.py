@@ -19,6 +19,7 @@ from core.whatif import WhatIf
 from pages.parts import frame
 from pages.parts.whatif_keys import fresh
 
+UPLOAD_MB = 10
 MAX_TRACE_ROWS = 200_000
 UNITS = ("as inferred", "s", "ms", "us", "ns")
 Rows = tuple[Trace, Trace, str]
@@ -105,6 +106,7 @@ def clients(live: WhatIf, count: int) -> Rows:
         type=["csv", "json"],
         accept_multiple_files=True,
         key="w_servegen",
+        max_upload_size=UPLOAD_MB,
         help="NAME_rates.csv (start, rate, CV, family, shape, scale) and NAME_lengths.json of each client.",
     )
     if not uploads:
@@ -160,6 +162,7 @@ def from_file(live: WhatIf, count: int) -> Rows:
         "Trace file",
         type=["csv", "json", "jsonl"],
         key="w_trace_file",
+        max_upload_size=UPLOAD_MB,
         help="Azure, BurstGPT, Mooncake, GuideLLM, AIPerf, vLLM, ShareGPT, or any CSV or JSONL with named columns.",
     )
     if upload is None:
