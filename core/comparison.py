@@ -27,6 +27,8 @@ from core.run_summary import RunSummary, improvement, summarise
 POLL_S = 0.05
 LIMIT_S = 240.0
 MODEL_LIMIT_S = 120.0
+COMMAND_LIMIT_S = 30.0
+"""A command waits for the step under way, which may take seconds on a busy machine; that is no refusal."""
 
 
 NOTHING_TO_FIND = Verdict("", False, None, None, 0.0, "", "a comparison of two configurations has no fault to find")
@@ -184,10 +186,15 @@ class Comparison(BackgroundWork):
         try:
             self._set_engine(old.engine)
             self._live.configure(
-                session_id=self._session, scheduler=old.scheduler, cache=old.cache, load=old.load, reset=True, wait_s=30.0
+                session_id=self._session,
+                scheduler=old.scheduler,
+                cache=old.cache,
+                load=old.load,
+                reset=True,
+                wait_s=COMMAND_LIMIT_S,
             )
             if old.paused:
-                self._live.pause(session_id=self._session)
+                self._live.pause(session_id=self._session, wait_s=COMMAND_LIMIT_S)
         except BatchscopeError as error:
             self.state = replace(
                 self.state, message=f"{self.state.message} The former settings did not come back: {error}".strip()
@@ -212,9 +219,11 @@ class Comparison(BackgroundWork):
         heard = Transcript()
         with live.listening(heard):
             self._accepted(
-                live.configure(session_id=session, scheduler=scheduler, cache=cache, load=load, reset=True, wait_s=30.0)
+                live.configure(
+                    session_id=session, scheduler=scheduler, cache=cache, load=load, reset=True, wait_s=COMMAND_LIMIT_S
+                )
             )
-            self._accepted(live.start(session_id=session))
+            self._accepted(live.start(session_id=session, wait_s=COMMAND_LIMIT_S))
             records, requests = self._follow(total)
         detector = self.state.mode.detector
         verdict = DETECTORS[detector](records) if detector else NOTHING_TO_FIND
