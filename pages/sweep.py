@@ -105,9 +105,11 @@ def _form(known: whatif_run.Known, snapshot: EngineSnapshot) -> tuple[SweepSpec 
                                 help="Empty: this machine. dask:ADDRESS or ray:ADDRESS of a cluster.")  # fmt: skip
     limits = Limits(float(ttft), float(itl))
     try:
-        priced = {n: replace(DEVICES[n], price_per_hour=p) for n, p in parse_prices(prices or "").items()}
+        price = parse_prices(prices or "")
+        host_s = known.base.host_s  # as on the What-if page: a published device waits for the host as long as this machine does
+        devices = {n: replace(d, price_per_hour=price.get(n, 0.0), step_overhead_s=host_s) for n, d in DEVICES.items()}
         base = load.on(known.base.whatif, scaled=True)
-        axes = parse_axes(text or "", base, priced)
+        axes = parse_axes(text or "", base, devices)
         goals = (Goal("output_tokens_per_s"), Goal("ttft_p95", maximise=False))
         return SweepSpec(base, axes, SearchMethod(method), int(points), goals), limits, int(jobs), cluster or ""
     except BatchscopeError as error:

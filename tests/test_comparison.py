@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.comparison import Comparison
+from core.comparison import COMMAND_LIMIT_S, Comparison
 from core.config import CacheConfig, EngineConfig, SchedulerConfig
 from core.control import LOCAL
 from core.errors import ControlRefused
@@ -87,6 +87,23 @@ def test_a_session_without_control_runs_nothing(live: LiveEngine) -> None:
     assert comparison.state.phase == "failed"
     assert "control" in comparison.state.message
     assert live.config.scheduler == SETTINGS
+
+
+def test_a_step_of_some_seconds_is_no_refusal(live: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a step takes longer than a page waits for an answer; a comparison must wait for it."""
+    start, patience = live.start, []
+
+    def slow(**given: object) -> object:
+        patience.append(given.get("wait_s", 0.0))
+        return start(**given)
+
+    monkeypatch.setattr(live, "start", slow)
+    comparison = Comparison(live, failure_mode("ragged-tail"), session_id=LOCAL, cure_too=False)
+    comparison.start()
+    assert comparison.join(120)
+    assert comparison.state.phase == "done", comparison.state.message
+    assert patience == [COMMAND_LIMIT_S]
+    assert COMMAND_LIMIT_S >= 10.0
 
 
 def test_cancel_brings_the_settings_back(live: LiveEngine) -> None:

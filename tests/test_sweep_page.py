@@ -137,6 +137,22 @@ def test_the_page_runs_a_sweep_and_names_the_best(live: FakeLive) -> None:
     assert any("line 1" in e.value for e in at.error)
 
 
+def test_a_published_device_waits_for_the_host_of_this_machine(live: FakeLive) -> None:
+    """As on the What-if page; without it a small model on a large device would answer in microseconds."""
+    at = AppTest.from_file(PAGE, default_timeout=90)
+    at.query_params["s_axes"] = "device = this machine, H100 SXM"
+    at.query_params["w_requests"] = "20"
+    at.run()
+    next(b for b in at.button if b.label == "Run the sweep").click().run()
+    job = at.session_state["sweep_job"]
+    assert job.join(60)
+    here, there = job.state.spec.axes[0].values
+    host_s = at.session_state["whatif_known"].base.host_s
+    assert there.step_overhead_s == host_s > 0
+    assert here.name == "this machine"
+    assert job.state.rows[1].figure("ttft_p50") > host_s
+
+
 def test_while_the_model_loads_the_page_says_so(live: FakeLive) -> None:
     live.picture = starting_snapshot()
     live.run.records.clear()
