@@ -18,14 +18,23 @@ from core.scheduler_state import SchedulerState
 from core.step_plan import StepPlan
 
 
-def reclaim(state: SchedulerState, plan: StepPlan) -> None:
-    """Let queued requests take back what their policy grants them (called where `state.may_reclaim`)."""
+def reclaim(state: SchedulerState, plan: StepPlan, *, known_only: bool = False) -> None:
+    """Let queued requests take back what their policy grants them (called where `state.may_reclaim`).
+
+    Args:
+        known_only: leave out requests that arrived since the latest decision.
+    """
     if not len(state.queue) or state.batch_rule.fixed:
         return
     if isinstance(state.order, PriorityOrder):
-        _by_priority(state, plan, state.order)
+        _by_priority(state, plan, state.order, known_only)
     else:
-        _by_share(state, plan)
+        _by_share(state, plan, known_only)
+
+
+def _head(state: SchedulerState, plan: StepPlan, known_only: bool) -> Request | None:
+    queued = state.queue.ordered(state.ledger.over_quota(plan.now))
+    return next((r for r in queued if not known_only or r.arrival_index < state.boundary_arrivals), None)
 
 
 def _shortage(state: SchedulerState, plan: StepPlan, request: Request) -> tuple[Quote, bool, int] | None:
@@ -45,10 +54,10 @@ def _shortage(state: SchedulerState, plan: StepPlan, request: Request) -> tuple[
     return price, seat, missing
 
 
-def _by_priority(state: SchedulerState, plan: StepPlan, order: PriorityOrder) -> None:
+def _by_priority(state: SchedulerState, plan: StepPlan, order: PriorityOrder, known_only: bool) -> None:
     config = state.config
     while True:
-        head = next(iter(state.queue.ordered(state.ledger.over_quota(plan.now))), None)
+        head = _head(state, plan, known_only)
         if head is None or (found := _shortage(state, plan, head)) is None:
             return
         level = order.level(head, config)
@@ -62,8 +71,8 @@ def _by_priority(state: SchedulerState, plan: StepPlan, order: PriorityOrder) ->
             return
 
 
-def _by_share(state: SchedulerState, plan: StepPlan) -> None:
-    head = next(iter(state.queue.ordered(state.ledger.over_quota(plan.now))), None)
+def _by_share(state: SchedulerState, plan: StepPlan, known_only: bool) -> None:
+    head = _head(state, plan, known_only)
     if head is None or (found := _shortage(state, plan, head)) is None:
         return
     price, seat, missing = found

@@ -288,7 +288,7 @@ class Scheduler(SchedulerReadout):
     def _decide(self, plan: StepPlan, *, known_only: bool) -> None:
         state = self._state
         if state.may_reclaim:
-            reclaim(state, plan)
+            reclaim(state, plan, known_only=known_only)
         if state.batch_rule.prefill_first:
             plan_prefill_first(state, plan, known_only=known_only)
             return

@@ -264,7 +264,9 @@ class StepPlan:
         for at in reversed(range(len(self.entries))):
             if self.entries[at].status is not RequestStatus.RUNNING:
                 self._delete_entry(at)
-        live = self.state.requests
+        live = {r.request_id for r in self.state.running()}  # an id that was cancelled may wait again already
+        self.grown = {request_id: new for request_id, new in self.grown.items() if request_id in live}
+        self.stalled &= live
         self.new_requests = [new for new in self.new_requests if new.request_id in live]
         self.admitted = [request_id for request_id in self.admitted if request_id in live]
         self.resumed = [request_id for request_id in self.resumed if request_id in live]

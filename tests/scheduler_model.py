@@ -59,6 +59,7 @@ class SchedulerModel:
     tables: dict[str, list[int]] = field(default_factory=dict)
     seeds: dict[str, int] = field(default_factory=dict)
     silent_steps: int = 0
+    excused: bool = False  # what a decision had planned was cancelled before its launch: it may run nothing
 
     def submitted(self, request: Request) -> None:
         self.live[request.request_id] = request
@@ -139,7 +140,8 @@ class SchedulerModel:
             assert places[-1] + 1 - len(places) <= config.lookahead
 
     def _check_progress(self, out: SchedulerOutput, config: SchedulerConfig) -> None:
-        if out.request_ids:
+        excused, self.excused = self.excused, False
+        if out.request_ids or excused:
             self.silent_steps = 0
             return
         assert not self.tables, "requests run and none advances"

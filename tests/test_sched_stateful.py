@@ -1,13 +1,15 @@
 """Random lives of a scheduler on a tiny pool against the brute-force model: at least 200 runs of 200 steps.
 
-Each run submits, steps, cancels, changes priorities, policies and the pool, loses the executor, and ends with a
-drain that must finish in bounded time. After every call all conservation laws hold, the model agrees, and every
-request has the tokens it would have alone.
+Each run submits, steps, cancels, changes priorities, policies and the pool, loses the executor, lets requests in between
+a decision and its launch, and ends with a drain that must finish in bounded time. After every call all conservation laws
+hold, the model agrees, and every request has the tokens it would have alone.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -28,6 +30,7 @@ from core.config import (
 )
 from core.errors import ConfigError, RequestRefused
 from core.kv_cache_manager import resets_pool
+from core.outputs import SchedulerOutput
 from core.request import Request, SamplingParams
 from core.scheduler import Scheduler
 from tests.scheduler_helpers import VOCAB, FakeRunner, distinct_tokens
@@ -40,10 +43,18 @@ EOS = 3
 
 
 class Life:
-    """One scheduler, its executor and its model."""
+    """One scheduler, its executor and its model.
 
-    def __init__(self, rng: random.Random) -> None:
+    Args:
+        always: knobs that keep these values through every change.
+    """
+
+    def __init__(self, rng: random.Random, **always: Any) -> None:
         self.rng = rng
+        self.always = always
+        self.seen: Counter[str] = Counter()
+        self.arrived: set[str] = set()  # since the latest decision
+        self.draining = False
         self.now = 0.0
         self.number = 0
         self.steps = 0
@@ -84,7 +95,7 @@ class Life:
                 )
                 for name in TENANTS[: rng.randint(1, 3)]
             )
-        return SchedulerConfig(
+        knobs: dict[str, Any] = dict(  # noqa: C408
             max_num_seqs=seats,
             max_num_batched_tokens=budget,
             enable_chunked_prefill=rng.random() < 0.8,
@@ -105,6 +116,7 @@ class Life:
             tenants=tenants,
             max_waiting=rng.choice([3, 50]),
         )
+        return SchedulerConfig(**(knobs | self.always))
 
     # -- calls -------------------------------------------------------------------------------------------
 
@@ -132,6 +144,7 @@ class Life:
             assert request not in self.scheduler.requests.values()
             return
         assert known is None
+        self.arrived.add(rid)
         self.model.submitted(request)
 
     def cancel(self) -> None:
@@ -170,6 +183,7 @@ class Life:
     def lose_executor(self) -> None:
         if self.rng.random() < 0.5:
             self.scheduler.schedule(self.now)  # decided, never run
+            self.arrived.clear()
         self.model.on_events(self.scheduler.forget_kv(self.now))
         self.runner.resize(self.scheduler)
         self.model.forget()
@@ -178,7 +192,7 @@ class Life:
         rng, scheduler = self.rng, self.scheduler
         queued = self.model.queue()
         config = scheduler.config
-        out = scheduler.schedule(self.now)
+        out = self.decide()
         if rng.random() < 0.1:
             scheduler.check_invariants()
         result = self.runner.execute_model(out)
@@ -193,12 +207,46 @@ class Life:
         assert all(n == 1 for n in grown.values())
         assert set(grown) <= planned
         self.steps += 1
+        self.seen.update(swapped_out=len(out.swap_out), swapped_in=len(out.swap_in), preempted=len(out.preemptions))
+
+    def decide(self) -> SchedulerOutput:
+        """A decision; between two launches it may be held open while requests come and go."""
+        rng, scheduler = self.rng, self.scheduler
+        between = scheduler.config.admission_moment is AdmissionMoment.BETWEEN_LAUNCHES
+        hold = between and rng.random() < 0.7
+        arrived, self.arrived = self.arrived, set()
+        held = scheduler.schedule(self.now, hold_late=hold)
+        fixed = scheduler.config.batch_policy is BatchPolicy.FIXED
+        if not hold or fixed:
+            assert not hold or scheduler.late_join(self.now) is None
+            return held
+        assert not arrived & {*held.admitted, *held.late_joins}, "who came after the latest decision joins late"
+        live = set(self.model.live)
+        if not self.draining:
+            for _ in range(rng.choice([0, 0, 1, 3])):
+                self.submit()
+            if rng.random() < 0.1:
+                self.cancel()
+        gone = live - set(self.model.live)
+        amended = scheduler.late_join(self.now)
+        self.arrived.clear()
+        if amended is None:
+            return held
+        self.model.excused = bool(gone)
+        assert amended.step == held.step
+        stay = [rid for rid in held.request_ids if rid not in gone]
+        kept = [rid for rid in amended.request_ids if rid not in amended.late_joins]
+        assert sorted(kept) == sorted(stay), "a late join takes nobody's place"
+        assert set(amended.late_joins) <= {*amended.admitted, *amended.resumed}
+        self.seen.update(amended=1, late_joins=len(amended.late_joins))
+        return amended
 
     def check(self) -> None:
         self.scheduler.check_invariants()
 
     def drain(self) -> None:
         """Everything ends in bounded time: each step advances someone, or a rate is waited for."""
+        self.draining = True
         tokens = sum(r.num_tokens + r.sampling.max_tokens for r in self.scheduler.requests.values())
         bound = 60 + 40 * (tokens + 1)
         taken = 0
@@ -226,10 +274,10 @@ CALLS = ["step"] * 14 + ["submit"] * 6 + RARE
 QUIET = ["step"] * 16 + ["submit"] * 6 + ["cancel", "reprioritise"]
 
 
-def live(seed: int, calls: list[str]) -> Life:
+def live(seed: int, calls: list[str], **always: Any) -> Life:
     """One random life of at least STEPS steps."""
     rng = random.Random(seed)
-    life = Life(rng)
+    life = Life(rng, **always)
     while life.steps < STEPS:
         getattr(life, rng.choice(calls))()
         life.check()
@@ -245,6 +293,27 @@ def test_random_lives_agree_with_the_model(group: int) -> None:
         live(seed * 4 + group, CALLS if group % 2 else QUIET)
 
     run()
+
+
+@pytest.mark.parametrize("admission", AdmissionPolicy)
+def test_random_lives_between_launches_with_swap(admission: AdmissionPolicy) -> None:
+    """The same with every decision held open and victims swapped out, for each kind of admission."""
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=RUNS // 4, suppress_health_check=list(HealthCheck))
+    @given(st.integers(0, 2**32))
+    def run(seed: int) -> None:
+        life = live(
+            seed,
+            CALLS,
+            admission_policy=admission,
+            admission_moment=AdmissionMoment.BETWEEN_LAUNCHES,
+            preemption_mode=PreemptionMode.SWAP,
+        )
+        seen.update(life.seen)
+
+    run()
+    assert min(seen[what] for what in ("amended", "late_joins", "preempted", "swapped_out", "swapped_in")) > 20, seen
 
 
 class SchedulerMachine(RuleBasedStateMachine):

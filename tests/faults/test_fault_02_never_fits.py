@@ -6,6 +6,7 @@ import pytest
 
 from core.errors import RefusalReason, RequestRefused
 from core.request import FinishReason, RequestStatus
+from tests.engine_cases import GREEDY, scripted_engine
 from tests.scheduler_helpers import Driver, create_request, create_scheduler
 
 
@@ -23,6 +24,20 @@ def test_refused_at_once_with_need_and_capacity() -> None:
     assert big in driver.scheduler.pop_ended()
     totals = driver.scheduler.totals()
     assert (totals.submitted, totals.refused, totals.finished) == (2, 1, 1)
+
+
+def test_the_view_shows_it_as_refused_and_not_as_waiting() -> None:
+    engine = scripted_engine(num_blocks=8, block_size=4, max_model_len=64)
+    with pytest.raises(RequestRefused):
+        engine.add_request(range(1, 41), GREEDY, request_id="R1")
+    engine.add_request([1, 2, 3, 4], GREEDY, request_id="R2")
+    picture = engine.snapshot()
+    assert [(row.request_id, row.status) for row in picture.ended] == [("R1", "refused")]
+    assert "needs 10 blocks" in picture.ended[0].why
+    assert "the pool has 8" in picture.ended[0].why
+    assert [row.request_id for row in picture.waiting] == ["R2"]
+    engine.run_until_idle()
+    assert [(row.request_id, row.status) for row in engine.snapshot().ended] == [("R2", "finished"), ("R1", "refused")]
 
 
 @pytest.mark.parametrize("prompt", [64, 65])

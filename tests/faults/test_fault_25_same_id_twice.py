@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from core.errors import RefusalReason, RequestRefused, UnknownRequest
+from pages.parts import engine_access
 from tests.engine_cases import GREEDY, scripted_engine, tokens_of
+from tests.fake_live import FakeLive
 
 
 def test_a_live_id_is_refused_with_a_message() -> None:
@@ -51,3 +56,18 @@ def test_an_ended_id_cannot_be_cancelled_and_nothing_falls_below_zero() -> None:
         engine.cancel("7")
     totals = engine.snapshot().totals
     assert (totals.submitted, totals.finished, totals.cancelled) == (1, 1, 0)
+
+
+def test_submit_pressed_twice_in_the_page_makes_two_requests_of_different_ids() -> None:
+    fake = FakeLive()
+    engine_access.install(fake)
+    try:
+        at = AppTest.from_file(str(Path(__file__).resolve().parents[2] / "pages" / "prompt.py"), default_timeout=60).run()
+        at.text_area[0].set_value("hello")
+        for _ in range(2):
+            next(b for b in at.button if b.label == "Send").click().run()
+            assert not at.exception
+        assert [name for name, _ in fake.commands].count("submit") == len(fake.streams)
+        assert 1 <= len(fake.streams) <= 2
+    finally:
+        engine_access.install(None)
