@@ -31,6 +31,7 @@ SPECS = {
     "tied": TINY,
     "biases, head norms, odd sizes": WIDE,
     "window": dataclasses.replace(TINY, sliding_window=20),
+    "more rows than a chunk": dataclasses.replace(TINY, num_layers=2, hidden_size=512, intermediate_size=1100),
     "one kv head": dataclasses.replace(TINY, num_heads=7, num_kv_heads=1, head_dim=32, hidden_size=96),
 }
 TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 0.05}

@@ -3,8 +3,9 @@
     out[T, N] = x[T, K] W^T      W packed as N / 16 panels; a thread takes GRAIN panels at a time from a counter
 
 A panel (16 columns, all of K) stays in the first two cache levels while all rows pass over it, so weights come from
-memory once a step. At one row the product is a read of the weights at memory speed; from about eight rows on the
-multiply-adds are the limit. Each output is one chain over k (see microkernel), whichever thread computes it.
+memory once a step. Many rows pass in chunks, each over all panels that the thread has taken, so their input stays there
+too. At one row the product is a read of the weights at memory speed; from about eight rows on the multiply-adds are the
+limit. Each output is one chain over k (see microkernel), whichever thread computes it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ GATED_ROWS = 96
 GATED_FLOATS = GATED_ROWS * 32
 """Rows whose gate and up columns wait in scratch for the activation; small enough for the first cache level."""
 
+CHUNK_BYTES = 256 * 1024
+"""Rows pass over a thread's panels in chunks of so much input, which stay in the second cache level meanwhile."""
+
 FLOAT_BYTES = 4
 PANEL = 16
 PANEL_BYTES = PANEL * FLOAT_BYTES
@@ -31,6 +35,12 @@ def rows_of_tile(rows_left: int) -> int:
     """Split the rows into equal tiles of at most MAX_ROWS: 16 rows are 6 + 5 + 5, not 6 + 6 + 4."""
     tiles = (rows_left + MAX_ROWS - 1) // MAX_ROWS
     return (rows_left + tiles - 1) // tiles
+
+
+@part
+def rows_of_chunk(k: int) -> int:
+    """Rows whose input of `k` floats each fits into CHUNK_BYTES, whole tiles."""
+    return max(CHUNK_BYTES // (k * FLOAT_BYTES) // MAX_ROWS, 4) * MAX_ROWS
 
 
 @part
@@ -77,12 +87,15 @@ def gemm(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int
     best: 0, or where this thread keeps BEST_BYTES a row of the largest among the first `columns` outputs; they are
     looked at while they are still in the cache.
     """
+    chunk = rows_of_chunk(k)
     start, count = _take(counter, panels, threads)
     while count != 0:
         next_start, next_count = _take(counter, panels, threads)
-        target = out + start * PANEL_BYTES
-        following = w + next_start * panel_bytes
-        _run_panels(fns, x, ldx, rows, w + start * panel_bytes, panel_bytes, k, count, target, ldo, mode, following)
+        target, here = out + start * PANEL_BYTES, w + start * panel_bytes
+        for row in range(0, rows, chunk):
+            following = w + next_start * panel_bytes if row + chunk >= rows else here
+            source, goal = x + row * ldx * FLOAT_BYTES, target + row * ldo * FLOAT_BYTES
+            _run_panels(fns, source, ldx, min(chunk, rows - row), here, panel_bytes, k, count, goal, ldo, mode, following)
         if best != 0:
             width = min(count * PANEL, columns - start * PANEL)
             for row in range(rows):
@@ -111,11 +124,12 @@ def gemm_silu_mul(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: in
             _run_panels(fns, x, ldx, rows, here, panel_bytes, k, 2 * count, scratch, 2 * GRAIN * PANEL, STORE, here)
             _activate(fns, scratch, 2 * GRAIN * PANEL, rows, count, out + start * PANEL_BYTES, ldo)
         else:
-            for pair in range(start, start + count):
-                here = w + 2 * pair * panel_bytes
-                following = here + 2 * panel_bytes if pair + 1 < start + count else w + 2 * next_start * panel_bytes
-                for row in range(0, rows, GATED_ROWS):
-                    m = min(GATED_ROWS, rows - row)
+            for row in range(0, rows, GATED_ROWS):
+                m = min(GATED_ROWS, rows - row)
+                last = w + 2 * (next_start if row + GATED_ROWS >= rows else start) * panel_bytes
+                for pair in range(start, start + count):
+                    here = w + 2 * pair * panel_bytes
+                    following = here + 2 * panel_bytes if pair + 1 < start + count else last
                     source, target = x + row * ldx * FLOAT_BYTES, out + row * ldo * FLOAT_BYTES + pair * PANEL_BYTES
                     _run_panels(fns, source, ldx, m, here, panel_bytes, k, 2, scratch, 2 * PANEL, STORE, following)
                     _activate(fns, scratch, 2 * PANEL, m, 1, target, ldo)
