@@ -54,7 +54,10 @@ def live(question: str, render: Render, *, about: str = "", history_steps: int =
     def tick() -> None:
         _tick(question, about, render, history_steps, look_back)
 
-    tick()
+    # A place of the page's own: where the first tick is slower than the period, Streamlit drops the fragment's unsent
+    # messages for those of the next tick but keeps what comes after it, and the browser fails on the gap.
+    with st.container(key="ticking"):
+        tick()
 
 
 def _renew_settings(access: engine_access.Access, snapshot: EngineSnapshot) -> None:
