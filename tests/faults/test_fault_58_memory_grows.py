@@ -1,0 +1,90 @@
+"""Fault 58: a page that redraws charts all the time uses more and more memory though its data are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from benchmarks.dashboard_server import serving
+from benchmarks.soak import status
+from benchmarks.viewers import Viewer
+from core.charts import batch_timeline, gantt, roofline, seats
+from core.config import EngineConfig
+from core.live_defaults import RECORDED_STEPS
+from tests.fake_snapshots import FakeRun
+
+VIEWERS = 8
+WARM_UP, MEASURED = 1000, 2000
+"""Refreshes; the warm-up lasts until histories and record hold as many steps as they ever will."""
+BOUND_STEPS = max(RECORDED_STEPS, EngineConfig().history_steps)
+MOST_GROWTH_MB = 50.0
+LIMIT_S = 900.0
+
+
+def steps(url: str) -> float:
+    """Steps that the engine has run, by the metrics page."""
+    text = httpx.get(f"{url}/metrics", timeout=10).text
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("vllm:iteration_tokens_total_count{"))
+
+
+async def look(url: str, pid: int) -> tuple[list[tuple[int, float]], list[Viewer]]:
+    """Viewers of the live page; (refreshes since the warm-up, resident MB of the server) each second after it."""
+    viewers = [Viewer(url, "live") for _ in range(VIEWERS)]
+    watching = [asyncio.create_task(viewer.watch(LIMIT_S)) for viewer in viewers]
+    samples: list[tuple[int, float]] = []
+    base = 0
+    while not any(task.done() for task in watching) and (not samples or samples[-1][0] < MEASURED):
+        await asyncio.sleep(1.0)
+        refreshes = sum(viewer.runs for viewer in viewers)
+        if not base and refreshes >= WARM_UP and steps(url) > BOUND_STEPS:
+            base = refreshes
+        if base:
+            samples.append((refreshes - base, status(pid)[0]))
+    for task in watching:
+        task.cancel()
+    await asyncio.gather(*watching, return_exceptions=True)
+    await asyncio.sleep(1.0)  # the connections close
+    return samples, viewers
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("server")
+def test_memory_is_level_over_2000_refreshes_with_a_busy_engine() -> None:
+    environment = os.environ | {"BATCHSCOPE_MODEL": "tiny", "BATCHSCOPE_DTYPE": "float32", "BATCHSCOPE_THINK_S": "0"}
+    with serving("app:app", environment) as (url, server), ThreadPoolExecutor(1) as thread:
+        samples, viewers = thread.submit(lambda: asyncio.run(look(url, server.pid))).result()
+    assert [error for viewer in viewers for error in viewer.errors] == []
+    assert samples, f"{BOUND_STEPS} steps and {WARM_UP} refreshes were not reached in {LIMIT_S:.0f} s"
+    assert samples[-1][0] >= MEASURED, f"only {samples[-1][0]} refreshes after the warm-up"
+    warm = [mb for count, mb in samples if count < 300]
+    late = [mb for count, mb in samples if count >= MEASURED - 300]
+    growth = statistics.median(late) - statistics.median(warm)
+    print(f"{growth:.1f} MB over {MEASURED} refreshes, {late[-1]:.0f} MB at the end")
+    assert growth <= MOST_GROWTH_MB
+    for viewer in viewers:  # a chart that kept its old points would send more and more
+        middle, end = viewer.run_bytes[len(viewer.run_bytes) // 3 :][:60], viewer.run_bytes[-60:]
+        assert statistics.median(end) <= 1.25 * statistics.median(middle)
+
+
+def test_charts_hold_a_stated_number_of_points_however_long_the_run_was() -> None:
+    run = FakeRun(load=200)
+    sizes = []
+    for _ in range(2):
+        run.advance(2 * batch_timeline.MAX_STEPS)
+        picture, records = run.snapshot(), run.records
+        frames = [
+            batch_timeline.composition_frame(records),
+            batch_timeline.batch_frame(records),
+            batch_timeline.times_frame(records),
+            roofline.dot_frame(records, "forward"),
+        ]
+        sizes.append([len(frame) for frame in frames])
+        assert len(gantt.lanes(picture)) == gantt.MAX_LANES
+        assert set(seats.seat_frame(picture).seat) <= set(range(seats.MAX_SEATS))
+    assert sizes[0] == sizes[1]
+    assert sizes[0][0] == batch_timeline.MAX_STEPS
