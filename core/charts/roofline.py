@@ -150,11 +150,13 @@ def curve_points(model: CostModel, under: Ceilings, context: int, most: int) -> 
 
 
 def curve_frame(points: Sequence[CurvePoint]) -> pd.DataFrame:
-    """Columns batch, intensity, flops_per_s, ms, label ("" except at powers of two and at the end)."""
+    """Columns batch, intensity, flops_per_s, ms, label ("" except at powers of two and at the end), kind ("predicted")."""
     last = points[-1].batch if points else 0
     named = {p.batch for p in points if p.batch & (p.batch - 1) == 0 and p.batch * 1.5 < last} | {last}
     rows = [(p.batch, p.intensity, p.flops / p.time_s, 1e3 * p.time_s, str(p.batch) if p.batch in named else "") for p in points]
-    return pd.DataFrame(rows, columns=["batch", "intensity", "flops_per_s", "ms", "label"])
+    frame = pd.DataFrame(rows, columns=["batch", "intensity", "flops_per_s", "ms", "label"])
+    frame["kind"] = "predicted"
+    return frame
 
 
 def _half_decade(value: float, *, up: bool) -> float:
