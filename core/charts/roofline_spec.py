@@ -57,6 +57,7 @@ def _ceiling_layers(theme: style.Theme) -> list[Spec]:
             "symbolType": "stroke",
             "symbolStrokeColor": theme.text,
             "symbolSize": 400,
+            "offset": 14,
             "values": ["measured", "predicted"],
         },
     }
