@@ -39,8 +39,8 @@ def _press(name: str) -> Prepare:
 
 
 def _sent_prompt(page: Any) -> None:
-    page.get_by_label("copies").fill("3")
-    page.get_by_label("copies").press("Tab")
+    page.get_by_role("spinbutton", name="copies").fill("3")
+    page.get_by_role("spinbutton", name="copies").press("Tab")
     page.wait_for_timeout(1500)
     page.get_by_role("button", name="Send").click()
     page.wait_for_timeout(25_000)
