@@ -27,6 +27,7 @@ class Viewer:
         intervals_s: seconds between runs of each fragment that runs by itself.
         runs: script runs that ended.
         errors: exceptions that a page showed.
+        interval_s: seconds between such runs whatever the page asks for; 0 does as it asks.
         run_bytes: bytes received in each finished run, the page's first run included.
     """
 
@@ -37,6 +38,7 @@ class Viewer:
     page_hash: str = ""
     runs: int = 0
     received: int = 0
+    interval_s: float = 0.0
     run_bytes: list[int] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
@@ -68,7 +70,7 @@ class Viewer:
         if kind == "new_session":
             self.page_hash = message.new_session.page_script_hash
         elif kind == "auto_rerun":
-            name, interval_s = message.auto_rerun.fragment_id, message.auto_rerun.interval
+            name, interval_s = message.auto_rerun.fragment_id, self.interval_s or message.auto_rerun.interval
             self.intervals_s[name] = interval_s
             self.due_s[name] = time.monotonic() + interval_s
         elif kind == "delta" and message.delta.new_element.WhichOneof("type") == "exception":

@@ -8,6 +8,7 @@ BATCHSCOPE_SEED           seed of weights, sampling and load
 BATCHSCOPE_RATE           requests a second of the first load; 0 starts idle
 BATCHSCOPE_USERS          users of a closed loop as the first load, where no rate is given
 BATCHSCOPE_THINK_S        seconds that each of them waits between an answer and its next request
+BATCHSCOPE_HISTORY_STEPS  steps kept for pages, bundles and replays (20,000); more take more memory
 BATCHSCOPE_PAUSED         1 starts paused
 BATCHSCOPE_CONTROL_TOKEN  taking control needs it
 """
@@ -34,13 +35,12 @@ FIRST_TENANTS = (TenantShare("chat", 3.0), TenantShare("code", 2.0), TenantShare
 """Three tenants from the start, so that shares, fairness and latencies by tenant have something to show."""
 
 _KEEP_STEPS = 20_000
-RECORDED_STEPS = 20_000
-"""A dashboard records this many steps for bundles and replays; a bundle of a longer run has the beginning of it."""
+"""Steps whose records are kept, and steps recorded for bundles and replays; a bundle of a longer run has its beginning."""
 
 
 def build_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine:
     """The engine factory of the dashboard."""
-    return create_engine(config, on_progress=progress, recorder=RunRecorder(RECORDED_STEPS))
+    return create_engine(config, on_progress=progress, recorder=RunRecorder(config.history_steps))
 
 
 def measure_ceilings(engine: Engine, quick: bool = False) -> RooflineCeilings | None:
@@ -70,7 +70,7 @@ def config_from_environment(environment: Mapping[str, str]) -> EngineConfig:
         executor=environment.get("BATCHSCOPE_EXECUTOR") or "worker",
         clock=environment.get("BATCHSCOPE_CLOCK") or "wall",
         seed=int(_number(environment, "BATCHSCOPE_SEED", 0)),
-        history_steps=_KEEP_STEPS,
+        history_steps=int(_number(environment, "BATCHSCOPE_HISTORY_STEPS", _KEEP_STEPS)),
         scheduler=SchedulerConfig(),
         cache=CacheConfig(),
     )
