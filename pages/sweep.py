@@ -180,7 +180,7 @@ def _results(state: SweepState, limits: Limits) -> None:
             if data.empty:
                 frame.empty("The points appear as they are simulated.", key=f"plane_{x}", height=340)
             else:
-                frame.chart(data, sweep.plane_spec(frame.theme(), x_title, y_title), key=f"sweep_{x}", alt=question)
+                frame.chart(data, sweep.plane_spec(frame.theme(), x_title, y_title, colour_by), key=f"sweep_{x}", alt=question)
     if state.rows:
         _table(state, best)
 

@@ -77,7 +77,7 @@ def test_a_fitted_law_does_not_travel_to_another_device_and_stays_with_another_m
 
 
 def test_a_job_collects_rows_and_stops_when_asked() -> None:
-    spec = SweepSpec(BASE, (Axis("max_num_seqs", (2, 4, 8)), Axis("max_num_batched_tokens", (64, 0))))
+    spec = SweepSpec(BASE, (Axis("max_num_seqs", (2, 4, 16)), Axis("max_num_batched_tokens", (64, 0))))
     job = SweepJob(spec, n_jobs=1)
     job.start()
     assert job.join(60)
@@ -99,7 +99,10 @@ def test_a_job_collects_rows_and_stops_when_asked() -> None:
     assert len(frame) == 3
     assert frame.front.sum() == len(front)
     assert frame.best.sum() == 1
-    json.dumps(planes.plane_spec(DARK, "x", "y"))
+    json.dumps(planes.plane_spec(DARK, "x", "y", "device"))
+    by_seats = planes.plane_frame(job.state.rows, "output_tokens_per_s", "ttft_p95", front, None, "max_num_seqs")
+    in_order = by_seats.drop_duplicates("group").sort_values("rank")["group"].tolist()
+    assert in_order == sorted(in_order, key=int)
     assert set(planes.rows_frame(job.state.rows, (("ttft_p95", "TTFT p95", "s"),)).columns) >= {
         "max_num_seqs",
         "TTFT p95",

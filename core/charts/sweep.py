@@ -29,7 +29,7 @@ class RowLike(Protocol):
 def plane_frame(
     rows: Sequence[RowLike], x: str, y: str, front: Sequence[RowLike], best: RowLike | None, colour_by: str
 ) -> pd.DataFrame:
-    """Columns x, y, group, words, front (0 or 1), best (0 or 1); points without both figures are left out.
+    """Columns x, y, group, words, front (0 or 1), best (0 or 1), rank of the group; points without both figures are left out.
 
     Args:
         colour_by: knob whose value names the group; the first knob if it is not an axis.
@@ -45,24 +45,38 @@ def plane_frame(
         words = ", ".join(f"{k} {v}" for k, v in row.settings)
         found.append((a, b, group, words, int(id(row) in on_front), int(row is best)))
     kept = sorted(found, key=lambda r: -r[4])[:MAX_POINTS]
-    return pd.DataFrame(kept, columns=["x", "y", "group", "words", "front", "best"])
+    frame = pd.DataFrame(kept, columns=["x", "y", "group", "words", "front", "best"])
+    rank = {name: place for place, name in enumerate(sorted(set(frame["group"]), key=_by_number))}
+    return frame.assign(rank=frame["group"].map(rank))
+
+
+def _by_number(name: str) -> tuple[float, str]:
+    """Numbers by their size, then words."""
+    try:
+        return float(name), ""
+    except ValueError:
+        return float("inf"), name
 
 
 @lru_cache(maxsize=8)
-def plane_spec(theme: style.Theme, x_title: str, y_title: str) -> Spec:
-    """Log-log scatter of the points; front as a line with rings, the best as a star with its settings."""
+def plane_spec(theme: style.Theme, x_title: str, y_title: str, groups: str = "") -> Spec:
+    """Log-log scatter of the points; front as a line with rings, the best as a star with its settings.
+
+    Args:
+        groups: what the colours stand for, the legend's title.
+    """
     log = {"type": "log", "nice": False, "padding": 18}
     x = {
         "field": "x",
         "type": "quantitative",
         "scale": log,
-        "axis": {"title": x_title, "format": "~s", "tickCount": 5, "grid": True},
+        "axis": {"title": x_title, "format": ".3~s", "tickCount": 5, "grid": True},
     }
     y = {
         "field": "y",
         "type": "quantitative",
         "scale": log,
-        "axis": {"title": y_title, "format": "~s", "tickCount": 5, "grid": True},
+        "axis": {"title": y_title, "format": ".3~s", "tickCount": 5, "grid": True},
     }
     tip = [
         {"field": "words", "type": "nominal", "title": "settings"},
@@ -72,7 +86,9 @@ def plane_spec(theme: style.Theme, x_title: str, y_title: str) -> Spec:
     group: dict[str, Any] = {
         "field": "group",
         "type": "nominal",
-        "title": None,
+        "title": groups or None,
+        "sort": {"field": "rank", "op": "min"},
+        "legend": {"orient": "bottom", "columns": 3, "titleOrient": "left"},
         "scale": {"range": [theme.decode, style.PREFILL, style.SHARED, style.USEFUL, style.PREEMPTED, theme.waiting, style.IDLE]},
     }
     points = {
