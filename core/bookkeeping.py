@@ -60,11 +60,11 @@ class Books:
         self._next_id = 1
 
     def free_id(self) -> str:
-        """An id that no live request has: r-000001, r-000002, ..."""
+        """An id that is not in use: r-000001, r-000002, ..."""
         while True:
             request_id = f"r-{self._next_id:06d}"
             self._next_id += 1
-            if request_id not in self._scheduler.requests:
+            if not self._scheduler.has_id(request_id):
                 return request_id
 
     @property

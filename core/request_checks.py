@@ -23,6 +23,12 @@ _PRIORITY_RANGE = 1_000_000_000
 _MAX_TOKEN_ID = 2**31 - 1
 
 
+class Pending(Protocol):
+    """What is not told yet."""
+
+    def untold_ends(self) -> set[str]: ...
+
+
 class Engine(Protocol):
     """What the checks need to know of the scheduler's state."""
 
@@ -32,6 +38,9 @@ class Engine(Protocol):
     max_model_len: int
     vocab_size: int | None
     checks_fields: bool
+
+    @property
+    def pending(self) -> Pending: ...
 
     @property
     def num_waiting(self) -> int: ...
@@ -49,6 +58,9 @@ def check_request(request: Request, engine: Engine) -> None:
     twin = engine.requests.get(rid)
     if twin is not None:
         message = f"the id {rid} belongs to a request that is {twin.status}; use another id or cancel that one first"
+        raise RequestRefused(rid, RefusalReason.DUPLICATE_ID, message)
+    if rid in engine.pending.untold_ends():
+        message = f"the id {rid} belongs to a request that ends in this very step; use another id or submit it after the step"
         raise RequestRefused(rid, RefusalReason.DUPLICATE_ID, message)
     found = never_fits(request, engine.config, engine.cache, engine.max_model_len)
     if found is not None:

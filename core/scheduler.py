@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from itertools import compress
 
 from core.admission_pass import admit_waiting
 from core.config import AdmissionMoment, CacheConfig, SchedulerConfig, check_pair
@@ -80,9 +81,18 @@ class Scheduler(SchedulerReadout):
         self._plan: StepPlan | None = None
 
     def pop_ended(self) -> list[Request]:
-        """Requests that ended or were refused since the last call, oldest first."""
-        ended, self._state.ended = self._state.ended, []
-        return ended
+        """Requests that ended or were refused since the last call, oldest first.
+
+        One that a decision ended is kept back until its ending event has been handed out.
+        """
+        state = self._state
+        untold = state.pending.untold_ends()
+        ended, state.ended = state.ended, []
+        if not untold:
+            return ended
+        waits = [r.request_id in untold and r.status is not RequestStatus.REFUSED for r in ended]
+        state.ended = list(compress(ended, waits))
+        return [r for r, wait in zip(ended, waits, strict=True) if not wait]
 
     def next_wakeup(self, now: float) -> float | None:
         """Earliest time at which something can change without a step: a deadline, or a tenant's token bucket.
@@ -128,6 +138,8 @@ class Scheduler(SchedulerReadout):
     def abort(self, request_id: str, now: float, reason: FinishReason = FinishReason.CANCELLED) -> RequestEvent:
         """End a request in whatever state it is; its blocks and its id are free at once.
 
+        A request that a decision ended (deadline, capacity) frees its id when its ending event is handed out.
+
         Raises:
             UnknownRequest: if no live request has this id.
         """
@@ -154,12 +166,14 @@ class Scheduler(SchedulerReadout):
     def set_config(self, config: SchedulerConfig, now: float) -> list[RequestEvent]:
         """Change the knobs; running requests beyond a new limit are preempted, the most junior first.
 
+        Returns all events since the last call, as do `set_cache`, `forget_kv` and `update_from_output`.
+
         Raises:
             ConfigError: if the settings make no sense with the cache, or would leave a live request that can
                 never run again; nothing has changed then.
         """
         self._tell()
-        return change_config(self._state, config, now)
+        return self._after_untold(change_config(self._state, config, now))
 
     def set_cache(self, cache: CacheConfig, now: float) -> list[RequestEvent]:
         """Change the cache. Another size empties the pool: running requests are preempted and recomputed.
@@ -173,15 +187,15 @@ class Scheduler(SchedulerReadout):
         check_pair(self.config, cache)
         if resets_pool(self.cache, cache):
             self._drop_flight()
-        return change_cache(self._state, cache, now)
+        return self._after_untold(change_cache(self._state, cache, now))
 
     def forget_kv(self, now: float) -> list[RequestEvent]:
         """The executor lost all keys and values: running requests are preempted, every cached block is forgotten.
 
-        A decision that was not booked yet is dropped.
+        A decision that was not booked yet is dropped; whom it ended has ended, and is told of here.
         """
         self._drop_flight()
-        return lose_kv(self._state, now, "the executor lost its memory")
+        return self._after_untold(lose_kv(self._state, now, "the executor lost its memory"))
 
     def forget_preemptions(self) -> None:
         """Leave out of the next decision what was preempted before it: a new beginning is not told of the old one."""
@@ -249,9 +263,7 @@ class Scheduler(SchedulerReadout):
         self._tell()
         booked = apply_step(state, flight, runner_output, now, self.text_stop, self.text_rows)
         self._flight = self._plan = None
-        events, state.pending.events = state.pending.events, []
-        events += booked
-        return events
+        return self._after_untold(booked)
 
     def tell_no_stories(self) -> None:
         """For a simulation: no stories, quick names for blocks, no checks of fields; steps are booked by `update_quietly`."""
@@ -328,6 +340,12 @@ class Scheduler(SchedulerReadout):
         """Bring the stories up to the decision under way, before anything else is told."""
         if self._plan is not None:
             self._plan.tell()
+
+    def _after_untold(self, events: list[RequestEvent]) -> list[RequestEvent]:
+        """Events behind those that waited: all since the last call, in the order in which they came about."""
+        told = self._state.pending.take_events()
+        told += events
+        return told
 
     def _drop_flight(self) -> None:
         self._tell()

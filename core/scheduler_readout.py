@@ -54,6 +54,10 @@ class SchedulerReadout:
         """All live requests by id."""
         return MappingProxyType(self._state.requests)
 
+    def has_id(self, request_id: str) -> bool:
+        """True while a request of this id is live, or has ended and its ending event has not been handed out."""
+        return request_id in self._state.requests or request_id in self._state.pending.untold_ends()
+
     @property
     def running(self) -> list[Request]:
         """Requests that hold a seat."""

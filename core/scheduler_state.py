@@ -94,6 +94,15 @@ class Pending:
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
 
+    def take_events(self) -> list[RequestEvent]:
+        """Hand out the events that wait."""
+        events, self.events = self.events, []
+        return events
+
+    def untold_ends(self) -> set[str]:
+        """Ids of requests that have ended and whose ending event waits: nobody else may have them yet."""
+        return {e.request_id for e in self.events if e.finish_reason is not None}
+
 
 class SchedulerState:
     """Sets, queue, ledger, memory and counters of one scheduler."""

@@ -62,12 +62,14 @@ class SchedulerModel:
     excused: bool = False  # what a decision had planned was cancelled before its launch: it may run nothing
 
     def submitted(self, request: Request) -> None:
+        assert request.request_id not in self.live, "an id is free only once its end has been told"
         self.live[request.request_id] = request
 
     def on_events(self, events: list[RequestEvent]) -> None:
         for event in events:
             if event.kind in ("finished", "cancelled"):
                 self.ended.append(self.live.pop(event.request_id))
+                assert self.ended[-1].finish_reason is event.finish_reason, "the end of another request of this id"
 
     def forget(self) -> None:
         """The executor was given a new pool."""
