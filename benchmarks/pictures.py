@@ -42,41 +42,41 @@ def _sent_prompt(page: Any) -> None:
     page.get_by_role("spinbutton", name="copies").fill("3")
     page.get_by_role("spinbutton", name="copies").press("Tab")
     page.wait_for_timeout(1500)
-    page.get_by_role("button", name="Send").click()
+    page.get_by_role("button", name="Send").first.click()
     page.wait_for_timeout(25_000)
 
 
 def _watched(page: Any) -> None:
-    page.get_by_role("button", name="Watch this dashboard").click()
+    page.get_by_role("button", name="Watch this dashboard").first.click()
     page.wait_for_timeout(45_000)
 
 
 def _swept(page: Any) -> None:
-    page.get_by_role("button", name="Run the sweep").click()
+    page.get_by_role("button", name="Run the sweep").first.click()
     page.wait_for_timeout(60_000)
 
 
 def _toured(page: Any) -> None:
-    page.get_by_role("button", name="Begin").click()
+    page.get_by_role("button", name="Begin").first.click()
     for _ in range(3):
         page.wait_for_timeout(20_000)
-        page.get_by_role("button", name="Next").click()
+        page.get_by_role("button", name="Next").first.click()
     page.wait_for_timeout(25_000)
 
 
 def _reported(page: Any) -> None:
-    page.get_by_role("button", name="Make bundle and report").click()
+    page.get_by_role("button", name="Make bundle and report").first.click()
     page.wait_for_timeout(60_000)
 
 
 def _compared(page: Any) -> None:
-    page.get_by_role("button", name="Run both").click()
+    page.get_by_role("button", name="Run both").first.click()
     _wait_for(page, "token for token")
     page.wait_for_timeout(2000)
 
 
 def _cured(page: Any) -> None:
-    page.get_by_role("button", name="Run it, then cure it").click()
+    page.get_by_role("button", name="Run it, then cure it").first.click()
     _wait_for(page, "times better")
     page.wait_for_timeout(2000)
 

@@ -177,6 +177,18 @@ class LiveRun:
         return replace(base, arrivals=live_arrivals([*self.ended, *under_way], base.model.vocab_size), load=None, trace=None)
 
 
+    def same_load_on(self, base: WhatIf, load: LoadSpec | None) -> WhatIf:
+        """The base with what is comparable with these requests.
+
+        A closed loop is simulated as one, with the lengths that were seen: its users send when they have their answers, so the
+        times at which they sent here say nothing about another pace. Everything else is the same requests at the same times.
+        """
+        if load is None or not load.is_closed:
+            return self.arrivals_of(base)
+        ample = 4 * (len(self.ended) + len(self.live))  # more than the span can hold: the loop must not run dry before it ends
+        return replace(base, load=observed_load(load, self.ended, ample), arrivals=(), trace=None)
+
+
 def live_run(snapshot: EngineSnapshot, records: Sequence[StepRecord], since_s: float = 0.0) -> LiveRun:
     """The latest requests of the live engine that ran under its present settings.
 

@@ -59,6 +59,21 @@ def test_the_live_requests_again_are_compared_token_for_token() -> None:
     assert result.duration_s == pytest.approx(run.span_s, rel=0.05)
 
 
+def test_a_closed_loop_is_compared_as_a_closed_loop() -> None:
+    run = live_run(PICTURE, RUN.history())
+    base = live_base(PICTURE, RUN.history(), 16e9).whatif
+    loop = LoadSpec(process=ArrivalProcess.CLOSED_LOOP, users=5, think_time_s=0.5)
+    what = run.same_load_on(base, loop)
+    assert what.load is not None
+    assert (what.load.users, what.load.is_closed, what.load.output_tokens.kind) == (5, True, LengthKind.EMPIRICAL)
+    result = what.run(max_time_s=run.span_s)
+    assert result.duration_s == pytest.approx(run.span_s, rel=0.05)  # it did not run dry
+    assert result.mean_batch <= 5
+    for other in (None, LoadSpec(rate_per_s=3.0)):
+        same = run.same_load_on(base, other)
+        assert (same.load, same.arrivals) == (None, run.arrivals_of(base).arrivals)
+
+
 def test_requests_under_other_settings_do_not_count() -> None:
     changed = max(r.arrival_s for r in PICTURE.recent_requests)
     with pytest.raises(ConfigError, match="have ended under the present settings"):

@@ -170,6 +170,8 @@ def _error_line(known: whatif_run.Known, pairs: tuple[Checked, ...]) -> None:
         )
     if known.run is not None and pairs:
         about = f"the latest {len(known.run.ended)} requests of the live engine, {formats.seconds(known.run.span_s)}"
+        if known.load is not None and known.load.is_closed:
+            about += f"; the same closed loop of {known.load.users} users, simulated"
     else:
         about = known.why_no_run or "its requests are being simulated"
     text = f"Error against the live engine: {', '.join(parts) or 'not known yet'} ({about})"

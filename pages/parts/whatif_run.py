@@ -126,6 +126,7 @@ class Known:
     mark: tuple[Any, ...]
     run: LiveRun | None
     why_no_run: str
+    load: LoadSpec | None
     snapshot: EngineSnapshot  # as of then: lengths observed later would have the base run simulated anew at each click
 
 
@@ -156,7 +157,7 @@ def known(
         run = live_run(snapshot, records, changed_s)
     except BatchscopeError as error:
         why = str(error)
-    found = Known(base, made_s, _mark(snapshot, load), run, why, snapshot)
+    found = Known(base, made_s, _mark(snapshot, load), run, why, load, snapshot)
     st.session_state["whatif_known"] = found
     return found
 
@@ -176,10 +177,10 @@ def look_again() -> None:
 
 
 def ask_check(found: Known) -> Future[Outcome] | None:
-    """The live engine's own requests, simulated; None while too few have ended."""
+    """The live engine's own requests or closed loop, simulated; None while too few have ended."""
     if found.run is None:
         return None
-    return ask(found.run.arrivals_of(found.base.whatif), found.run.span_s)
+    return ask(found.run.same_load_on(found.base.whatif, found.load), found.run.span_s)
 
 
 def checked(found: Known, future: Future[Outcome] | None) -> tuple[Pair, ...]:
