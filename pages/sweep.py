@@ -174,11 +174,17 @@ def _results(state: SweepState, limits: Limits) -> None:
     for column, (question, x, x_title, up, y, y_title) in zip(st.columns(2, gap="medium"), planes, strict=True):
         with column:
             front = pareto_front(ran, (Goal(x, up), Goal(y, maximise=False)))
-            how = f"Right and down is better. Rings: the {len(front)} points that no other beats. Star: best under the SLO."
+            rings = "the one point" if len(front) == 1 else f"the {len(front)} points"
+            how = f"Right and down is better. Rings: {rings} that no other beats. Star: best under the SLO."
             frame.figure_head(question, "predicted", how=how)
             data = sweep.plane_frame(ran, x, y, front, best, colour_by)
             if data.empty:
-                frame.empty("The points appear as they are simulated.", key=f"plane_{x}", height=340)
+                words = (
+                    f"No point has both {x_title} and {y_title} above 0."
+                    if state.phase == "done"
+                    else "The points appear as they are simulated."
+                )
+                frame.empty(words, key=f"plane_{x}", height=340)
             else:
                 frame.chart(data, sweep.plane_spec(frame.theme(), x_title, y_title, colour_by), key=f"sweep_{x}", alt=question)
     if state.rows:
