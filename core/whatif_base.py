@@ -176,7 +176,6 @@ class LiveRun:
         under_way = [_as_record(view) for view in self.live]
         return replace(base, arrivals=live_arrivals([*self.ended, *under_way], base.model.vocab_size), load=None, trace=None)
 
-
     def same_load_on(self, base: WhatIf, load: LoadSpec | None) -> WhatIf:
         """The base with what is comparable with these requests.
 
