@@ -78,3 +78,23 @@ def test_the_table_of_kernels_does_not_depend_on_what_is_imported_first():
 
     names = [k.name for k in KERNELS]
     assert [line.split() for line in run.stdout.splitlines()] == [[first, *names] for first in FIRST_IMPORTS]
+
+
+def test_products_are_measured_with_as_many_threads_as_the_team_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def counted(*_: object, **__: object) -> float:
+        seen.append(torch.get_num_threads())
+        return 1e9
+
+    monkeypatch.setattr(probe, "product_flops", counted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        team(2)
+        probe.measure_ceilings(torch.float32, torch.device("cpu"), "cpu", WallClock())
+        assert seen
+        assert min(seen) >= 2
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,7 +116,8 @@ def measure_ceilings(
         cache_bytes = last_level_cache_bytes()
         sizes = _Sizes(cache_bytes, max(8 * cache_bytes, LEAST_DRAM_BYTES))
         rounds = 1 if quick else ROUNDS
-        found = [_round(dtype, device, clock, sizes, quick) for _ in _spread(rounds, clock)]
+        with _all_threads():
+            found = [_round(dtype, device, clock, sizes, quick) for _ in _spread(rounds, clock)]
     peak, dram, cache = (max(values) for values in zip(*found, strict=True))
     return RooflineCeilings(
         device=label,
@@ -126,6 +128,18 @@ def measure_ceilings(
         dtype=_name(dtype),
         cache_bytes=float(cache_bytes),
     )
+
+
+@contextmanager
+def _all_threads() -> Iterator[None]:
+    """PyTorch has one thread while the kernels' team works; its products are measured with as many as the team has."""
+    team, before = _kernel_team(), torch.get_num_threads()
+    if team is not None:
+        torch.set_num_threads(max(before, team.threads))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, slots=True)
