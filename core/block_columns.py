@@ -16,14 +16,14 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from core.scheduler_state import SchedulerState
+from core.slots import by_slots
 from core.snapshot import BlockMapView
 
 LIVE, CACHED, SHARED = 1, 2, 4
 _MAX_U16 = 65_535
-_owner, _block_ids, _last_step = attrgetter("request.request_id"), attrgetter("block_ids"), attrgetter("last_step")
+_block_ids, _last_step, _computed = attrgetter("block_ids"), attrgetter("last_step"), attrgetter("request.num_computed_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class BlockColumns:
     """All that a block map follows from, as it was between two steps.
 
     Attributes:
-        held, cached, stamps: of each block: references, 1 where the index has it, step in which a table last gave it up.
+        held, cached, stamps: of each block: references (int32), 1 where the index has it (uint8), step in which a table last
+            gave it up (int64).
         owners, tables, lengths, tokens, last_steps: of each table: request, block ids, how many of them, computed tokens,
             latest step that ran the request.
         shares: some block is in more than one table.
@@ -39,9 +40,9 @@ class BlockColumns:
 
     step: int
     block_size: int
-    held: npt.NDArray[np.int32]
-    cached: npt.NDArray[np.uint8]
-    stamps: npt.NDArray[np.int64]
+    held: bytes
+    cached: bytes
+    stamps: bytes
     owners: tuple[str, ...]
     tables: Sequence[Sequence[int]]
     lengths: Sequence[int]
@@ -52,25 +53,30 @@ class BlockColumns:
     @staticmethod
     def of(state: SchedulerState) -> BlockColumns:
         """The columns of now. The age of a live block is that of its owner's latest step: attention reads all of it."""
-        kv = state.kv
-        tables = list(kv.all_tables())
-        owners = tuple(map(_owner, tables))
+        kv, rows = state.kv, state.rows
+        tables = [*kv.tables.values(), *kv.held]
+        owners = (*kv.tables, *[t.request.request_id for t in kv.held])
         lists = list(map(_block_ids, tables))
-        decoding, latest = set(state.rows.ids), state.all_rows_step  # rows that decode are noted all at once
-        noted = [
-            latest if latest > own and owner in decoding else own
-            for owner, own in zip(owners, map(_last_step, tables), strict=True)
-        ]
-        tokens = [t.num_used_tokens for t in tables]
+        noted: Sequence[int]
+        if len(rows) == len(tables) and state.all_rows_step == state.step:  # all tables are of rows that decode, and all ran
+            noted, tokens = (state.step,) * len(tables), list(map(_computed, tables))
+        else:
+            decoding, latest = set(rows.ids), state.all_rows_step  # rows that decode are noted all at once
+            noted = [
+                latest if latest > own and owner in decoding else own
+                for owner, own in zip(owners, map(_last_step, tables), strict=True)
+            ]
+            tokens = [t.num_used_tokens for t in tables]
         shares = kv.pool.num_extra_refs > 0
-        return BlockColumns(
+        return _columns(
             state.step, kv.block_size, *kv.pool.columns(), owners, lists, list(map(len, lists)), tokens, noted, shares
         )
 
     def view(self) -> BlockMapView:
         """The map; O(blocks + table entries), in columns."""
-        size, held, count = self.block_size, self.held, len(self.held)
-        owner, used, stamps = np.zeros(count, "<u2"), np.zeros(count, np.int64), self.stamps.copy()
+        size, held, cached = self.block_size, np.frombuffer(self.held, np.int32), np.frombuffer(self.cached, np.uint8)
+        count = len(held)
+        owner, used, stamps = np.zeros(count, "<u2"), np.zeros(count, np.int64), np.frombuffer(self.stamps, np.int64).copy()
         lengths = np.array(self.lengths, np.int64)
         if lengths.any():
             blocks = np.array(
@@ -87,7 +93,7 @@ class BlockColumns:
             else:
                 used[blocks] = slots
                 stamps[blocks] = np.maximum(stamps[blocks], latest)
-        is_live, is_cached = held > 0, self.cached != 0
+        is_live, is_cached = held > 0, cached != 0
         fill = used * 255 // size
         fill[is_cached & ~is_live] = 255
         return BlockMapView(
@@ -100,6 +106,9 @@ class BlockColumns:
             flags=(LIVE * is_live + CACHED * is_cached + SHARED * (held > 1)).astype(np.uint8).tobytes(),
             last_use=np.clip(self.step - stamps, 0, _MAX_U16).astype("<u2").tobytes(),
         )
+
+
+_columns = by_slots(BlockColumns)
 
 
 def _seen(name: str, self: BlockMapOnDemand) -> bytes:
@@ -119,7 +128,7 @@ class BlockMapOnDemand(BlockMapView):
 
     def __init__(self, columns: BlockColumns) -> None:
         put = partial(object.__setattr__, self)
-        put("num_blocks", len(columns.held))
+        put("num_blocks", len(columns.cached))
         put("block_size", columns.block_size)
         put("owners", columns.owners)
         put("_columns", columns)

@@ -23,9 +23,6 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from core.config import EvictionPolicy
 from core.errors import InvariantError
 from core.eviction import eviction_order
@@ -117,13 +114,9 @@ class BlockPool:
         """Pairs (hash, block) of the prefix index."""
         return [(block_hash, block_id) for block_hash, block_id in self._index.items() if self._published[block_id]]
 
-    def columns(self) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.int64]]:
-        """Copies of: references, 1 where the index has the block, step in which a table last gave it up; one entry a block."""
-        return (
-            np.array(self._refs, np.int32),
-            np.frombuffer(bytes(self._published), np.uint8),
-            np.array(self.last_use, np.int64),
-        )
+    def columns(self) -> tuple[bytes, bytes, bytes]:
+        """Copies of: references (int32), 1 where the index has the block (uint8), step in which a table last gave it up (int64)."""
+        return self._refs.tobytes(), bytes(self._published), self.last_use.tobytes()
 
     def num_exclusive(self, block_ids: Iterable[int]) -> int:
         """How many of the blocks would become available if their one holder released them."""

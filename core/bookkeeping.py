@@ -18,6 +18,7 @@ from core.output_processor import OutputProcessor
 from core.outputs import Preemption, RequestEvent, SchedulerOutput
 from core.request import FinishReason, Request, RequestStatus
 from core.scheduler import Scheduler
+from core.scheduler_state import Counters
 from core.slots import by_slots
 from core.snapshot import RequestView, Totals
 from core.snapshot_rows import ended_row, hue_of
@@ -29,7 +30,9 @@ SHOWN_PREEMPTIONS = 50
 MESSAGE_STEPS = 500
 _totals = by_slots(Totals)
 _WORK = ("flops", "read_bytes", "write_bytes", "graph_captures", "graph_replays", "graph_misses")  # the last fields of Totals
-_counts: Callable[[Totals], tuple[int, ...]] = attrgetter(*[f.name for f in fields(Totals) if f.name not in _WORK])
+_NAMES = [f.name for f in fields(Totals) if f.name not in _WORK]
+_SUBMITTED, _REFUSED = _NAMES.index("submitted"), _NAMES.index("refused")
+_counts: Callable[[Counters], tuple[int, ...]] = attrgetter(*_NAMES[:-1])  # the last one is counted here
 _work: Callable[[WorkSums], tuple[float, ...]] = attrgetter(*_WORK)
 
 
@@ -56,7 +59,7 @@ class Books:
         self._message_step = 0
         self._refused_early = 0
         self._events: list[RequestEvent] = []
-        self._base = Totals()
+        self._base: tuple[int, ...] = ()  # counts at the last reset
         self._next_id = 1
 
     def free_id(self) -> str:
@@ -98,10 +101,12 @@ class Books:
     def write(self, events: Iterable[RequestEvent]) -> int:
         """Enter the events of a step or a command, with their texts; return how many requests finished."""
         events = list(events)
-        self._text.process(events)
+        ended = self._scheduler.pop_ended()
+        if ended or self._text.is_owing:
+            self._text.process(events)
         self._events += events
         finished = 0
-        for request in self._scheduler.pop_ended():
+        for request in ended:
             request_id = request.request_id
             if request.status is RequestStatus.REFUSED:
                 self.stories.add(story_of(request))
@@ -140,14 +145,17 @@ class Books:
 
     def totals(self) -> Totals:
         """Counts since the start or the last reset."""
-        now, base = self._all_counts(), self._base
-        counts: list[int] = [n - b for n, b in zip(_counts(now), _counts(base), strict=True)]
+        counts: Sequence[int] = self._all_counts()
+        if self._base:
+            counts = [n - b for n, b in zip(counts, self._base, strict=True)]
         return _totals(*counts, *_work(self._telemetry.work))
 
-    def _all_counts(self) -> Totals:
-        counts = self._scheduler.totals(self.worker_restarts)
-        early = self._refused_early
-        return replace(counts, submitted=counts.submitted + early, refused=counts.refused + early) if early else counts
+    def _all_counts(self) -> tuple[int, ...]:
+        """The counts of Totals, in its order."""
+        counts = [*_counts(self._scheduler.counters), self.worker_restarts]
+        for at in (_SUBMITTED, _REFUSED):
+            counts[at] += self._refused_early
+        return tuple(counts)
 
     def reset(self) -> None:
         """Start again at zero; events that wait are still handed over. No request may be live."""

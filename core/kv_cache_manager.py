@@ -17,9 +17,11 @@ from core.config import CacheConfig
 from core.errors import InvariantError
 from core.prefix_hash import PrefixChain
 from core.request import Request
+from core.slots import by_slots
 from core.snapshot import PoolCounts
 from core.swap_space import SwapSpace
 
+_counts = by_slots(PoolCounts)
 _computed_tokens: Callable[[BlockTable], int] = attrgetter("request.num_computed_tokens")
 
 
@@ -92,7 +94,7 @@ class KVCacheManager:
     def counts(self) -> PoolCounts:
         """The pool now: live + cached + free = total."""
         pool, swap = self.pool, self.swap
-        return PoolCounts(pool.num_blocks, pool.num_live, pool.num_cached, pool.num_free, swap.num_blocks, swap.num_used)
+        return _counts(pool.num_blocks, pool.num_live, pool.num_cached, pool.num_free, swap.num_blocks, swap.num_used)
 
     def slots_used(self) -> int:
         """Token slots of live blocks that hold a computed token; a shared slot counts once."""

@@ -28,6 +28,7 @@ from core.tally import SECONDS, GrowingTally
 
 NEWEST_REQUESTS = 1024
 NEWEST_GAPS = 4096
+MOST_RUNS = 64
 
 
 def tpot_s(e2e_s: float, ttft_s: float | None, output_tokens: int) -> float | None:
@@ -110,19 +111,33 @@ def percentiles(values: npt.NDArray[np.float64]) -> Percentiles:
     return Percentiles(count, *found)
 
 
-class Newest:
-    """The newest `size` values, and their percentiles (computed again only after a change)."""
+def _percentiles(values: npt.NDArray[np.float64], runs: tuple[tuple[float, int], ...], size: int) -> Percentiles:
+    """Those of `values`, oldest first, and the runs (value, times) that came after them; the newest `size` count."""
+    if runs:
+        later = np.repeat([value for value, _ in runs], [times for _, times in runs])
+        values = np.concatenate((values, later))[-size:]
+    return percentiles(values)
 
-    __slots__ = ("_at", "_cached", "_count", "_values")
+
+class Newest:
+    """The newest `size` values, and their percentiles (computed again only after a change).
+
+    A value that comes many times at once is kept as a run (value, times) until there are MOST_RUNS of them: a step then
+    touches one pair, and a picture copies the values only after they have changed.
+    """
+
+    __slots__ = ("_at", "_cached", "_copy", "_count", "_runs", "_values")
 
     def __init__(self, size: int) -> None:
         self._values = np.zeros(size)
         self._count = 0
         self._at = 0
+        self._runs: list[tuple[float, int]] = []
+        self._copy: npt.NDArray[np.float64] | None = None  # of the values without the runs, oldest first
         self._cached: Percentiles | None = Percentiles()
 
     def __len__(self) -> int:
-        return self._count
+        return min(self._count + sum([times for _, times in self._runs]), len(self._values))
 
     def extend(self, values: Iterable[float]) -> None:
         """Take values in; the oldest leave."""
@@ -130,6 +145,10 @@ class Newest:
 
     def extend_array(self, new: npt.NDArray[np.float64]) -> None:
         """As `extend`."""
+        self._settle()
+        self._take(new)
+
+    def _take(self, new: npt.NDArray[np.float64]) -> None:
         size = len(self._values)
         new = new[-size:]
         if not len(new):
@@ -139,24 +158,32 @@ class Newest:
         self._values[: len(new) - head] = new[head:]
         self._at = (self._at + len(new)) % size
         self._count = min(self._count + len(new), size)
-        self._cached = None
+        self._cached = self._copy = None
 
     def add(self, value: float, times: int) -> None:
         """Take the same value in `times` times."""
-        size = len(self._values)
-        end = self._at + times
-        if end > size or times < 1:
-            self.extend_array(np.full(max(times, 0), value))
+        if times < 1:
             return
-        self._values[self._at : end] = value
-        self._at = end % size
-        self._count = min(self._count + times, size)
+        self._runs.append((value, times))
         self._cached = None
+        if len(self._runs) >= MOST_RUNS:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Put the runs among the values."""
+        if self._runs:
+            runs, self._runs = self._runs, []
+            self._take(np.repeat([value for value, _ in runs], [times for _, times in runs]))
 
     def percentiles(self) -> Percentiles:
         """Percentiles of the values held, computed when somebody reads one."""
         if self._cached is None:
-            self._cached = PercentilesOnDemand(self._count, partial(percentiles, self._values[: self._count].copy()))
+            if self._copy is None:
+                at = self._at if self._count == len(self._values) else 0
+                self._copy = np.concatenate((self._values[at : self._count], self._values[:at]))
+            self._cached = PercentilesOnDemand(
+                len(self), partial(_percentiles, self._copy, tuple(self._runs), len(self._values))
+            )
         return self._cached
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Protocol
 
 from core.outputs import RequestEvent
@@ -108,7 +107,7 @@ class OutputProcessor:
         if live is None:
             return False
         stopped = live.push(token_id)
-        self._rows.is_between = False
+        self._rows.within = None
         if live.ready:
             self._owing.add(request.request_id)
         return stopped
@@ -123,15 +122,14 @@ class OutputProcessor:
             self._rows, self._ids = _Rows([self._live.get(i) for i in request_ids]), request_ids
         rows = self._rows
         table = rows.table
+        texts: list[str | None]
         if 0 <= min(token_ids) <= max(token_ids) < len(table):
             texts = list(map(table.__getitem__, token_ids))
-            plain = None not in texts and (rows.is_between or all(map(_is_between, rows.decoders)))
         else:
-            texts, plain = [None] * len(token_ids), False
+            texts = [None] * len(token_ids)
         stopped: list[int] = []
-        rows.is_between = plain
-        for at in rows.special if plain else range(len(texts)):
-            texts[at], has_stopped = rows.push(at, token_ids[at], texts[at])
+        for at in rows.to_visit(texts):
+            texts[at], has_stopped = rows.push(at, token_ids[at])
             if has_stopped:
                 stopped.append(at)
         rows.follow(texts)  # type: ignore[arg-type]
@@ -150,6 +148,11 @@ class OutputProcessor:
         self._settle()
         tails = [live.tail if live is not None else "" for live in map(self._live.get, request_ids)]
         return partial(_itself, tails)
+
+    @property
+    def is_owing(self) -> bool:
+        """True if an event will have to take text that was pushed before it."""
+        return bool(self._owing)
 
     def process(self, events: Iterable[RequestEvent]) -> None:
         """Fill in the texts of events. Call `forget` for ended requests once their tail was read."""
@@ -197,14 +200,14 @@ class _Rows:
     Attributes:
         lives: one a row, None for a request without text.
         table: texts of the tokens, of the vocabulary that the quick rows share; empty if there are none.
-        decoders: of the quick rows.
         special: rows that are not quick.
-        is_between: no quick row is within a character, as far as that is known without asking each.
+        within: quick rows that are within a character, so that their next text is not that of its token; None if each must
+            be asked.
         tails, shown: of each row the tail as it was, and what the steps since then have shown; neither list is changed once
             a reader may have it. is_ahead: the tails of `lives` are older.
     """
 
-    __slots__ = ("decoders", "is_ahead", "is_between", "lives", "shown", "special", "table", "tails")
+    __slots__ = ("is_ahead", "lives", "shown", "special", "table", "tails", "within")
 
     def __init__(self, lives: Sequence[_LiveText | None]) -> None:
         self.lives = lives
@@ -213,21 +216,35 @@ class _Rows:
         self.special = [
             at for at, live in enumerate(lives) if live is None or live.quick is None or live.quick.vocabulary is not shared
         ]
-        self.decoders = quick
         self.table: Sequence[str | None] = shared.texts if shared is not None else ()
         self.tails = [live.tail if live is not None else "" for live in lives]
-        self.is_ahead = self.is_between = False
+        self.is_ahead = False
+        self.within: set[int] | None = None
         self.shown: list[Sequence[str]] = []
 
-    def push(self, at: int, token_id: int, known: str | None) -> tuple[str, bool]:
+    def to_visit(self, texts: Sequence[str | None]) -> Sequence[int]:
+        """Rows whose decoder must see the new token, in order; `texts` are the tokens' own, None for a part of a character."""
+        within = self.within
+        if within is None:
+            within = self.within = {
+                at for at, live in enumerate(self.lives) if live is not None and live.quick and not live.quick.is_between
+            }
+        if None in texts:
+            return sorted({at for at, text in enumerate(texts) if text is None} | within.union(self.special))
+        return sorted(within.union(self.special)) if within else self.special
+
+    def push(self, at: int, token_id: int) -> tuple[str, bool]:
         """The text that a row may show after its new token, and whether that completed a stop string."""
         live = self.lives[at]
         if live is None:
             return "", False
         quick = live.quick
-        if quick is not None:
-            return (known if known is not None and quick.is_between else quick.push(token_id)), False
-        return live.take_with(token_id)
+        if quick is None:
+            return live.take_with(token_id)
+        text = quick.push(token_id)
+        if self.within is not None:
+            (self.within.discard if quick.is_between else self.within.add)(at)
+        return text, False
 
     def follow(self, texts: Sequence[str]) -> None:
         """Note what a step has shown."""
@@ -247,6 +264,3 @@ def _joined(tails: Sequence[str], shown: Sequence[Sequence[str]]) -> list[str]:
 
 def _itself(tails: list[str]) -> list[str]:
     return tails
-
-
-_is_between = attrgetter("is_between")

@@ -92,6 +92,13 @@ class SchedulerReadout:
         track = self._state.tracks.get(request_id)
         return track.why if track else ""
 
+    def slots_used(self) -> int:
+        """`KVCacheManager.slots_used` from the columns of the decoding rows: no table is looked at."""
+        state = self._state
+        kv = state.kv
+        tokens = sum(state.rows.computed) + sum([r.num_computed_tokens for r in state.catching_up])
+        return tokens + sum([t.held_tokens for t in kv.held]) - kv.pool.num_extra_refs * kv.block_size
+
     def totals(self, worker_restarts: int = 0) -> Totals:
         """The counters as a snapshot holds them."""
         c = self._state.counters

@@ -18,7 +18,7 @@ _new = object.__new__
 
 
 def by_slots(kind: type[T]) -> Callable[..., T]:
-    """A constructor of a frozen dataclass with slots that takes every field by place and runs no __post_init__.
+    """A constructor of a frozen dataclass with slots that takes every field, by place or name, and runs no __post_init__.
 
     It fills an object of a class with the same slots that is not frozen, and turns that into one of `kind`, so a field
     costs one assignment.
@@ -28,10 +28,9 @@ def by_slots(kind: type[T]) -> Callable[..., T]:
     """
     names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     twin = type(kind.__name__, (), {"__slots__": tuple(names)})
-    values = [f"value_{at}" for at in range(len(names))]
-    lines = [f"made.{name} = {value}" for name, value in zip(names, values, strict=True)]
-    code = "\n    ".join([f"def build({', '.join(values)}):", "made = new(twin)", *lines, "made.__class__ = kind", "return made"])
-    scope: dict[str, Any] = {"new": _new, "twin": twin, "kind": kind}
+    lines = [f"_made.{name} = {name}" for name in names]
+    code = "\n    ".join([f"def build({', '.join(names)}):", "_made = _new(_twin)", *lines, "_made.__class__ = _kind", "return _made"])
+    scope: dict[str, Any] = {"_new": _new, "_twin": twin, "_kind": kind}
     exec(code, scope)  # the text is made of the names of fields only
     build: Callable[..., T] = scope["build"]
     return build

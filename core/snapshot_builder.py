@@ -81,7 +81,7 @@ class SnapshotBuilder:
         scheduler, books, telemetry = self._scheduler, self._books, self._telemetry
         self._revision += 1
         pool = scheduler.kv.counts()
-        used = scheduler.kv.slots_used()
+        used = scheduler.slots_used()
         live_slots = pool.live * config.cache.block_size
         running = self._running_rows(now_s, last_output)
         lost = scheduler.preempted
@@ -147,8 +147,9 @@ class SnapshotBuilder:
                 tokens = dict(zip(output.request_ids, output.num_scheduled_tokens, strict=True))
                 prefill = dict(zip(output.request_ids, output.is_prefill, strict=True))
             planned = [tokens.get(i, 0) for i in ids], [prefill.get(i, False) for i in ids]
-        tables = list(map(self._scheduler.kv.tables.get, ids))
-        return self._running.rows(requests, now_s, planned, tables, self._books.tails_later(ids))
+        tables = [t.block_ids if t is not None else () for t in map(self._scheduler.kv.tables.get, ids)]
+        preemptions = self._scheduler.counters.preemptions
+        return self._running.rows(requests, now_s, planned, tables, self._books.tails_later(ids), preemptions)
 
     def _waiting_rows(self, now_s: float, exact: bool) -> tuple[RequestView, ...]:
         """Rows in the order of the queue; where exact, none is an older one used again."""

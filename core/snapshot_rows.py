@@ -1,7 +1,7 @@
 """Requests as rows of a snapshot, one by one or, for all that run, by columns.
 
 kept while the same requests run   id, tenant, hue, arrival, prompt, limit, source
-read for every picture             the rest, column by column; a block table is copied only after it has grown
+read for every picture             the rest, column by column; of a block table, which only grows, its length
 made by the first reader           the rows
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 from zlib import crc32
 
 from core.engine_commands import Submit
-from core.kv_cache_manager import BlockTable
 from core.on_demand import RowsOnDemand
 from core.request import Request, RequestStatus
 from core.slots import by_columns, by_slots
@@ -24,7 +23,8 @@ from core.snapshot import RequestView
 
 _view = by_slots(RequestView)
 _views = by_columns(RequestView)
-_TAIL = [f.name for f in fields(RequestView)].index("text_tail")
+_FIELDS = [f.name for f in fields(RequestView)]
+_BLOCKS, _TAIL = _FIELDS.index("block_ids"), _FIELDS.index("text_tail")
 _output, _spans = attrgetter("output_token_ids"), attrgetter("preempted_spans_s")
 _priority, _computed, _cached = attrgetter("priority"), attrgetter("num_computed_tokens"), attrgetter("num_cached_tokens")
 _preemptions, _admitted, _first_token = (
@@ -96,7 +96,10 @@ def live_row(
 
 
 def _made(count: int, columns: Sequence[Any], tails: Callable[[], Sequence[str]]) -> tuple[RequestView, ...]:
-    return tuple(_views(count, *columns[:_TAIL], tails(), *columns[_TAIL + 1 :]))
+    before, (tables, lengths), after = columns[:_BLOCKS], columns[_BLOCKS], columns[_BLOCKS + 1 :]
+    block_ids = [tuple(ids[:length]) for ids, length in zip(tables, lengths, strict=True)]
+    texts = _TAIL - _BLOCKS - 1  # its place among those after the block ids
+    return tuple(_views(count, *before, block_ids, *after[:texts], tails(), *after[texts + 1 :]))
 
 
 class RunningRows:
@@ -111,13 +114,14 @@ class RunningRows:
         self._requests: Sequence[Request] = ()
         self._ids: tuple[str, ...] = ()
         self._kept: tuple[list[int], list[int], list[str], list[str], list[float], list[int]] = ([], [], [], [], [], [])
-        self._tables: Sequence[BlockTable | None] = ()
-        self._block_ids: list[tuple[int, ...]] = []
+        self._lives: tuple[list[Any], ...] = ()  # cached tokens, preemptions, admission, first token, spans
+        self._preemptions = -1  # counter of the scheduler for which `_lives` holds
 
     def ids(self, requests: Sequence[Request]) -> tuple[str, ...]:
         """Ids of the requests; also takes up their unchanging columns."""
         if requests != self._requests:
             self._requests = requests
+            self._preemptions = -1
             self._ids = tuple([r.request_id for r in requests])
             self._kept = (
                 [len(r.prompt_token_ids) for r in requests],
@@ -134,36 +138,35 @@ class RunningRows:
         requests: Sequence[Request],
         now_s: float,
         planned: tuple[Sequence[int], Sequence[bool]],
-        tables: Sequence[BlockTable | None],
+        tables: Sequence[Sequence[int]],
         tails: Callable[[], Sequence[str]],
+        preemptions: int,
     ) -> RowsOnDemand:
         """One row a request, as it is now; what changes is read now, the rows are made by whoever looks at them.
 
         Args:
             planned: scheduled tokens, and whether they are a prefill, of each request in the latest step.
-            tables: of each request, None where it has none.
+            tables: block ids of each request; such a list only grows.
             tails: gives the end of each text.
+            preemptions: how many there have been of any request: a request that came back is another row.
         """
         ids = self.ids(requests)
+        if preemptions != self._preemptions:
+            first_tokens = list(map(_first_token, requests))
+            self._lives = (
+                list(map(_cached, requests)), list(map(_preemptions, requests)), list(map(_admitted, requests)),
+                first_tokens, list(map(tuple, map(_spans, requests))),
+            )  # fmt: skip
+            self._preemptions = -1 if None in first_tokens else preemptions
         prompts, limits, tenants, sources, arrivals, hues = self._kept
+        cached, lost, admitted, first_tokens, spans = self._lives
         columns = (
             ids, repeat(RequestStatus.RUNNING.value), tenants, list(map(_priority, requests)), hues, arrivals,
             [now_s - a for a in arrivals], prompts, list(map(len, map(_output, requests))), limits,
-            list(map(_computed, requests)), list(map(_cached, requests)), *planned, list(map(_preemptions, requests)),
-            self._copied(tables), repeat(""), repeat(""), repeat(""), sources, list(map(_admitted, requests)),
-            list(map(_first_token, requests)), repeat(None), list(map(tuple, map(_spans, requests))),
+            list(map(_computed, requests)), cached, *planned, lost, (tables, list(map(len, tables))), repeat(""), repeat(""),
+            repeat(""), sources, admitted, first_tokens, repeat(None), spans,
         )  # fmt: skip
         return RowsOnDemand(len(ids), partial(_made, len(ids), columns, tails))
-
-    def _copied(self, tables: Sequence[BlockTable | None]) -> list[tuple[int, ...]]:
-        """The block ids of each table. A table only grows, so a copy of the same length still holds."""
-        if tables != self._tables:
-            self._tables, self._block_ids = tables, [()] * len(tables)
-        self._block_ids = [
-            kept if table is None or len(kept) == len(table.block_ids) else tuple(table.block_ids)
-            for kept, table in zip(self._block_ids, tables, strict=True)
-        ]
-        return self._block_ids
 
 
 def ended_row(request: Request, hue: int, source: str, text_tail: str) -> RequestView:

@@ -11,6 +11,8 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from core.slots import by_slots
+
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
 TOKENS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 
@@ -68,4 +70,7 @@ class GrowingTally:
 
     def now(self) -> Tally:
         """What was taken in so far."""
-        return Tally(self._bounds, tuple(self._counts), self._total)
+        return _tally(self._bounds, tuple(self._counts), self._total)
+
+
+_tally = by_slots(Tally)
