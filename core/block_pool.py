@@ -115,7 +115,7 @@ class BlockPool:
         return [(block_hash, block_id) for block_hash, block_id in self._index.items() if self._published[block_id]]
 
     def columns(self) -> tuple[bytes, bytes, bytes]:
-        """Copies of: references (int32), 1 where the index has the block (uint8), step in which a table last gave it up (int64)."""
+        """Copies of: references (int32), 1 where the index has the block (uint8), last_use (int64); one entry a block."""
         return self._refs.tobytes(), bytes(self._published), self.last_use.tobytes()
 
     def num_exclusive(self, block_ids: Iterable[int]) -> int:

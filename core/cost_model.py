@@ -18,6 +18,7 @@ from functools import lru_cache
 
 from core.errors import ConfigError
 from core.model_spec import DTYPE_BYTES, ModelSpec
+from core.slots import by_slots
 from core.step_composition import NO_WORK, StepComposition, StepSums, attended_tokens
 
 __all__ = [
@@ -74,6 +75,9 @@ class StepCost:
     def useful_share(self) -> float:
         """Useful FLOPs / all FLOPs; 1 for an empty step."""
         return self.useful_flops / self.flops if self.flops else 1.0
+
+
+_cost = by_slots(StepCost)
 
 
 def experts_touched(num_experts: int, experts_per_token: int, tokens: int) -> float:
@@ -209,7 +213,7 @@ class CostModel:
         else:
             useful_flops = sum(self.flops(useful))
             useful_bytes = self.weight_bytes(useful) + self.kv_read_per_token * (useful.context_tokens + useful.query_tokens)
-        return StepCost(
+        return _cost(
             linear_flops=linear,
             attention_flops=attention,
             logits_flops=logits,

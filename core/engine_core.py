@@ -28,7 +28,7 @@ from core.outputs import ModelRunnerOutput, RequestEvent, SchedulerOutput
 from core.run_record import RunHeader, RunRecorder
 from core.scheduler import Scheduler
 from core.snapshot_rows import refused_row
-from core.step_record import StepCounts, StepTimes, build_step_record
+from core.step_record import StepCounts, StepTimes, build_step_record, step_counts, step_times
 from core.telemetry import Telemetry
 
 MAX_RESTARTS_IN_A_ROW = 3
@@ -229,9 +229,9 @@ class EngineCore:
         self._restarts_in_a_row = 0
         if output.request_ids:
             kv, config = scheduler.kv, self.config.scheduler
-            counts = StepCounts(
+            counts = step_counts(
                 pool=kv.counts(),
-                slots_used=kv.slots_used(),
+                slots_used=scheduler.slots_used(),
                 num_preempted=len(scheduler.preempted),
                 output_tokens=len(served),
                 finished=finished,
@@ -241,7 +241,7 @@ class EngineCore:
                 max_num_seqs=config.max_num_seqs,
                 refaulted_tokens=(kv.pool.num_refaults - refaults) * kv.block_size,
             )
-            self._note(output, result, StepTimes(start_s, decided_s, answered_s, clock.now()), counts)
+            self._note(output, result, step_times(start_s, decided_s, answered_s, clock.now()), counts)
         if self.check_laws:
             config = self.config.scheduler
             self._laws.on_step(output, events, budget_tokens=config.max_num_batched_tokens, max_num_seqs=config.max_num_seqs)

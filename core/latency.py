@@ -181,9 +181,7 @@ class Newest:
             if self._copy is None:
                 at = self._at if self._count == len(self._values) else 0
                 self._copy = np.concatenate((self._values[at : self._count], self._values[:at]))
-            self._cached = PercentilesOnDemand(
-                len(self), partial(_percentiles, self._copy, tuple(self._runs), len(self._values))
-            )
+            self._cached = PercentilesOnDemand(len(self), partial(_percentiles, self._copy, tuple(self._runs), len(self._values)))
         return self._cached
 
 

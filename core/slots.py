@@ -29,7 +29,8 @@ def by_slots(kind: type[T]) -> Callable[..., T]:
     names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     twin = type(kind.__name__, (), {"__slots__": tuple(names)})
     lines = [f"_made.{name} = {name}" for name in names]
-    code = "\n    ".join([f"def build({', '.join(names)}):", "_made = _new(_twin)", *lines, "_made.__class__ = _kind", "return _made"])
+    head = f"def build({', '.join(names)}):"
+    code = "\n    ".join([head, "_made = _new(_twin)", *lines, "_made.__class__ = _kind", "return _made"])
     scope: dict[str, Any] = {"_new": _new, "_twin": twin, "_kind": kind}
     exec(code, scope)  # the text is made of the names of fields only
     build: Callable[..., T] = scope["build"]

@@ -19,6 +19,7 @@ from core.executor import ExecutorInfo
 from core.outputs import SchedulerOutput
 from core.request import Request, RequestStatus
 from core.scheduler import Scheduler
+from core.slots import by_slots
 from core.snapshot import BlockMapView, EngineSnapshot, RequestView
 from core.snapshot_rows import RunningRows, hue_of, live_row
 from core.telemetry import Telemetry
@@ -27,6 +28,8 @@ SHOWN_WAITING = 500
 ROW_REUSE_S = 0.5
 REFRESH_S = 0.1
 MAX_HUES = 20_000
+
+_snapshot = by_slots(EngineSnapshot)
 
 
 class _KeptRow(NamedTuple):
@@ -92,7 +95,7 @@ class SnapshotBuilder:
         stale = self._is_stale(wall_s, state)
         if stale:
             self._blocks = scheduler.block_map_on_demand()
-        return EngineSnapshot(
+        return _snapshot(
             step=scheduler.step,
             time_s=now_s,
             wall_time_s=now_s if wall_s is None else wall_s,
@@ -100,6 +103,7 @@ class SnapshotBuilder:
             config=config,
             info=info,
             message=books.message,
+            progress="",
             num_running=len(running),
             num_waiting=scheduler.num_waiting,
             num_preempted=len(preempted),
@@ -119,6 +123,7 @@ class SnapshotBuilder:
             tenants=tenants,
             jain_index=jain_index([t.served_tokens / t.weight for t in tenants]),
             ceilings=telemetry.ceilings,
+            load_label="",
             recent_requests=telemetry.recent_requests(),
             revision=self._revision,
             tallies=telemetry.tallies(),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from operator import mul
 
 from core.outputs import SchedulerOutput
+from core.slots import by_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class StepSums:
     attended_tokens: int
 
 
+_sums = by_slots(StepSums)
 NO_WORK = StepSums(0, 0, 0, 0, 0)
 
 
@@ -109,7 +111,7 @@ def sum_columns(
         return StepSums(rows, total, sampled, read, sum(attended_tokens(q, c, window) for q, c in pairs))
     cached = sum(before)
     if total == rows:  # decode only: every row attends to what it reads
-        return StepSums(rows, total, sampled, cached + rows, cached + rows)
+        return _sums(rows, total, sampled, cached + rows, cached + rows)
     triangle = (sum(map(mul, queries, queries)) + total) // 2
     return StepSums(rows, total, sampled, cached + total, sum(map(mul, queries, before)) + triangle)
 

@@ -14,6 +14,7 @@ from core.outputs import ModelRunnerOutput, SchedulerOutput
 from core.records import StepRecord
 from core.slots import by_slots
 from core.snapshot import PoolCounts
+from core.step_composition import sum_columns
 
 _record = by_slots(StepRecord)
 
@@ -50,6 +51,10 @@ class StepCounts:
     refaulted_tokens: int = 0
 
 
+step_times, step_counts = by_slots(StepTimes), by_slots(StepCounts)
+"""Constructors for the engine, which makes one of each a step."""
+
+
 def build_step_record(
     output: SchedulerOutput,
     result: ModelRunnerOutput,
@@ -61,9 +66,12 @@ def build_step_record(
     kind: str,
 ) -> StepRecord:
     """Put a record together; FLOPs and bytes come from the exact composition of the step."""
-    cost = cost_model.cost(StepComposition.from_scheduler_output(output, block_bytes))
-    rows = len(output.request_ids)
-    total = sum(output.num_scheduled_tokens)
+    if output.padded_rows or output.copy_blocks or output.swap_in or output.swap_out:
+        cost = cost_model.cost(StepComposition.from_scheduler_output(output, block_bytes))
+    else:
+        columns = output.num_scheduled_tokens, output.num_computed_tokens, output.samples
+        cost = cost_model.cost_of_sums(sum_columns(*columns, cost_model.spec.sliding_window))
+    rows, total = len(output.request_ids), sum(output.num_scheduled_tokens)
     prefill_rows = sum(output.is_prefill)
     prefill_tokens = sum(compress(output.num_scheduled_tokens, output.is_prefill)) if prefill_rows else 0
     timing, pool = result.timing, counts.pool

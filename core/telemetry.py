@@ -17,6 +17,7 @@ from core.ceilings import CeilingWatch, device_s
 from core.latency import LatencyTracker, request_record
 from core.records import RequestRecord, StepRecord
 from core.request import FinishReason, Request
+from core.slots import by_slots
 from core.snapshot import Kpis, RooflineCeilings
 from core.step_history import StepHistory
 from core.tally import TOKENS, GrowingTally, Tallies
@@ -268,7 +269,7 @@ class Telemetry:
         if self.ceilings is not None:
             share_flops = mfu(s.useful_flops, s.judged_s, self.ceilings) if active else 0.0
             share_bytes, ceiling = mbu(s.useful_bytes, s.judged_s, s.judged_steps, self.ceilings) if active else (0.0, "")
-        return Kpis(
+        return _kpis(
             window_s=self.window.window_s,
             output_tokens_per_s=s.output_tokens * rate,
             total_tokens_per_s=s.total_tokens * rate,
@@ -288,3 +289,6 @@ class Telemetry:
             fragmentation=fragmentation,
             mbu_ceiling=ceiling,
         )
+
+
+_kpis = by_slots(Kpis)

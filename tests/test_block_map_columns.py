@@ -57,6 +57,7 @@ def test_the_columns_are_what_the_definitions_say(seed: int, batch_policy: str) 
         driver.steps(1)
         view = driver.scheduler.block_map()
         assert view == counted(driver.scheduler)
+        assert driver.scheduler.slots_used() == driver.scheduler.kv.slots_used()
         seen |= set(view.flags)
     assert {0, 1, 2} | ({7} if batch_policy == "chunked" else set()) <= seen, "free, live, cached, and where rows join shared"
     assert batch_policy == "fixed" or driver.scheduler.counters.preemptions > 0

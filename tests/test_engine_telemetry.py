@@ -201,6 +201,27 @@ def test_percentiles_are_over_the_newest_values_only() -> None:
     assert newest.percentiles().p50 == pytest.approx(np.percentile(range(1015, 1025), 50))
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_values_that_come_many_times_at_once_count_as_often(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    newest, plain, size = Newest(500), list[float](), 500
+    pictures = []
+    for _ in range(300):
+        value, times = float(rng.exponential()), int(rng.choice((0, 1, 3, 64, 700), p=(0.1, 0.3, 0.3, 0.29, 0.01)))
+        if rng.random() < 0.7:
+            newest.add(value, times)
+            plain += [value] * times
+        else:
+            plain += (few := rng.exponential(size=3).tolist())
+            newest.extend(few)
+        assert len(newest) == min(len(plain), size)
+        expected = np.percentile(plain[-size:], [50, 95, 99])
+        pictures.append((newest.percentiles(), expected, len(newest)))
+    for found, expected, count in pictures:  # looked at only now: what came since must not show
+        assert found.count == count
+        assert [found.p50, found.p95, found.p99] == pytest.approx(list(expected))
+
+
 def test_latencies_of_tokens_as_they_are_delivered() -> None:
     tracker = LatencyTracker()
     tracker.on_arrival("a", 1.0)

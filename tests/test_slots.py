@@ -26,6 +26,7 @@ def test_a_record_built_by_slots_is_one_of_its_kind(kind: type[Any]) -> None:
     assert pickle.loads(pickle.dumps(made)) == plain
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(made, dataclasses.fields(kind)[0].name, 0)
+    assert by_slots(kind)(**{f.name: v for f, v in zip(dataclasses.fields(kind), values, strict=True)}) == plain
     assert by_columns(kind)(2, *([v, v] for v in values)) == [plain, plain]
 
 

@@ -229,7 +229,7 @@ class InputBatch:
     def _gathered(self, calls: RowCalls, most: int, rows: Int64, starts: Int64, count: _Counted) -> StepBatch | None:
         """As the rest of `_decode`."""
         width = -(-most // self.block_size)
-        if most > self._max_model_len or most > self.token_ids.shape[1] or width > self.block_tables.shape[1] or starts.min() < 0:
+        if most > self._max_model_len or most > self.token_ids.shape[1] or width > self.block_tables.shape[1]:
             return None
         size = len(rows)
         token_ids, positions, contexts = (np.empty(size, np.int32) for _ in range(3))

@@ -26,7 +26,10 @@ from core.runtime.prepared_step import PreparedStep, added_by, has_same_batch
 from core.runtime.probe import measure_ceilings
 from core.runtime.sampler import Sampler, SamplingBatch, likeliest
 from core.runtime.weights import weight_bytes
+from core.slots import by_slots
 from core.snapshot import RooflineCeilings
+
+_output, _timing = by_slots(ModelRunnerOutput), by_slots(StepTiming)
 
 
 class ModelRunner:
@@ -128,9 +131,9 @@ class ModelRunner:
         forwarded = self._clock.now()
         sampled, logprobs = self._sample(logits, planned)
         done = self._clock.now()
-        timing = StepTiming(prepared - began, forwarded - prepared, done - forwarded, discarded_s=discarded_s)
+        timing = _timing(prepared - began, forwarded - prepared, done - forwarded, 0.0, discarded_s)
         launch = str(getattr(self._model.backend, "launch", ""))
-        return ModelRunnerOutput(scheduler_output.step, sampled, timing, logprobs, launch)
+        return _output(scheduler_output.step, sampled, timing, logprobs, launch)
 
     def prepare_model(self, scheduler_output: SchedulerOutput) -> None:
         """Take over a decision and build its batch; see `PreparingExecutor`."""
@@ -215,8 +218,9 @@ class ModelRunner:
             _check_blocks(step.step, "swap_in", step.swap_in, space, pool)
             _copy_blocks(self._cache, self._host, step.swap_out)
             _copy_blocks(self._host, self._cache, step.swap_in)
-        _check_blocks(step.step, "copy_blocks", step.copy_blocks, self._cache.num_blocks, self._cache.num_blocks)
-        _copy_blocks(self._cache, self._cache, step.copy_blocks)
+        if step.copy_blocks:
+            _check_blocks(step.step, "copy_blocks", step.copy_blocks, self._cache.num_blocks, self._cache.num_blocks)
+            _copy_blocks(self._cache, self._cache, step.copy_blocks)
 
     def _forward(self, planned: PlannedStep) -> torch.Tensor:
         try:
@@ -237,7 +241,7 @@ class ModelRunner:
         if not len(rows):
             return (), ()
         state = self._batch
-        best = self._model.backend.best_tokens() if len(logits) == len(rows) else None
+        best = self._model.backend.best_tokens() if len(planned.batch.logits_indices) == len(rows) else None
         if best is not None and state.all_plain():
             token_ids = likeliest(best, planned.sample_ids)
             state.commit(rows, token_ids)

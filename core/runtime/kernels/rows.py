@@ -25,7 +25,7 @@ def _gather(
     width = tables.shape[1]
     for at in range(len(rows)):
         row, start = rows[at], starts[at]
-        if start + 1 != held_counts[row] or start >= held_blocks[row] * block_size:
+        if start < 0 or start + 1 != held_counts[row] or start >= held_blocks[row] * block_size:
             return False
         token_ids[at] = held_tokens[row, start]
         positions[at] = start
