@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import whatif_loads as loads
-from benchmarks.whatif import CAPACITY_SHARES, Judged, over_repeats
+from benchmarks.whatif_runs import CAPACITY_SHARES, LEAST_RUN_S, Allowance, Judged, over_repeats, simulation_speed
 from core.prediction import Pair
 
 
@@ -31,3 +31,21 @@ def test_medians_are_compared_and_a_run_is_held_against_the_others() -> None:
     assert pair.error == pytest.approx(1.2 / 1.1 - 1.0)
     assert spread == pytest.approx(2.2 / 1.05 - 1.0)
     assert over_repeats("x", "s", [Judged({"x": Pair("x", "s", None, None)}, 1.0)])[0].error is None
+
+
+def test_a_slow_machine_shortens_the_loads_and_never_their_number() -> None:
+    now = [0.0]
+    allowance = Allowance(400.0, lambda: now[0])
+    assert allowance.run_seconds(18.0, 9, 9.0) == 18.0
+    now[0] = 220.0
+    assert allowance.run_seconds(18.0, 9, 9.0) == pytest.approx(180.0 / 9 - 9.0)
+    now[0] = 500.0
+    assert allowance.left_s == 0.0
+    assert allowance.run_seconds(18.0, 9, 9.0) == LEAST_RUN_S
+
+
+def test_a_long_simulated_run_is_stopped_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulation_speed(50_000, 0, limit_s=0.5) > 0
+    assert "stopped after 0.5 s" in capsys.readouterr().out
+    assert simulation_speed(20, 0) > 0
+    assert "20 of 20 requests" in capsys.readouterr().out
