@@ -13,7 +13,7 @@ The phases in the order in which they run; each result is printed as it is there
            each runs three times in turns and medians are compared; what the engine does not repeat itself, a prediction
            cannot know -> repeat_*, a run against the others
 
-At most 7 minutes and a half (--limit): about 6 on a quiet machine; on a slow one the loads of `runs` get shorter, which it
+About 7 minutes, and no run is begun again after --limit seconds; on a slow one the loads of `runs` get shorter, which it
 says. --quick takes 2 and says little. `runs` alone reads the law that `steps` wrote.
 """
 
@@ -47,7 +47,7 @@ from core.whatif_base import live_cost
 SCHEDULER = SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=128)
 CACHE = CacheConfig(block_size=16, num_blocks=2048)
 START = DeviceSpec("this machine", 100e9, 15e9, 8e9, source="start of the fit; the measured steps decide")
-LIMIT_S = 450.0
+LIMIT_S = 440.0
 ROWS, CONTEXTS = (1, 2, 4, 8, 16, 32), (64, 128, 256, 512, 1024)
 
 
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] = ()) -> int:
     parser.add_argument("--phase", default="all", choices=("all", "steps", "runs", "speed"))
     parser.add_argument("--law", type=Path, help="file for the fitted law: `steps` writes it, `runs` alone reads it")
     parser.add_argument("--quick", action="store_true", help="short loads")
-    parser.add_argument("--seconds", type=float, help="length of each load (default 3.5 to fit, 6 to judge, 18 for runs)")
+    parser.add_argument("--seconds", type=float, help="length of each load (default 3 to fit, 6 to judge, 18 for runs)")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds of the whole command (default %(default)g)")
@@ -186,7 +186,7 @@ def on_the_engine(args: argparse.Namespace, allowance: Allowance) -> dict[str, o
             law = read_law(args.law)
         else:
             calibration, errors = step_phase(
-                engine, args.seconds or (1.0 if args.quick else 3.5), args.seconds or (2.0 if args.quick else 6.0), args.seed
+                engine, args.seconds or (1.0 if args.quick else 3.0), args.seconds or (2.0 if args.quick else 6.0), args.seed
             )
             law, found = calibration.coefficients, found | errors
             if args.law is not None:

@@ -32,7 +32,7 @@ from core.workload import LoadGenerator
 CAPACITY_SHARES = (0.5, 0.7, 0.9)
 REPEATS = 3
 BURSTS = 2
-PACE_LOAD_S = 3.0
+PACE_LOAD_S = 2.0
 LEAST_RUN_S = 6.0
 SPEED_LIMIT_S = 60.0
 DRAIN_S = 6.0
@@ -77,10 +77,10 @@ def run_phase(engine: Engine, machine: WhatIf, seconds: float, seed: int, allowa
         rate = share * capacity
         specs[share] = loads.poisson_load(seed + round(100 * share), rate, max(round(rate * asked_s), 12))
     for again in range(REPEATS):
-        if again and not allowance.left_s:
-            print(f"the time is up; {again} of {REPEATS} repetitions were run (--limit gives more)")
-            break
         for share, spec in specs.items():
+            if again and not allowance.left_s:
+                print(f"the time is up: no run {again + 1} at {share:.0%} (--limit gives more)")
+                continue
             row = judged(engine, machine, spec, seed, again)
             runs[share].append(row)
             told = ", ".join(f"{label} {_told(row.pairs[name])}" for name, label in TOLD.items())

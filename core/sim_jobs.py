@@ -34,10 +34,10 @@ class Outcome:
     problem: str = ""
 
 
-def run_one(what: WhatIf, max_time_s: float | None = None) -> Outcome:
+def run_one(what: WhatIf, max_time_s: float | None = None, warm_up_s: float = 0.0) -> Outcome:
     """Simulate; settings that make no sense are an outcome, not an error."""
     try:
-        return Outcome(what.run(max_time_s=max_time_s))
+        return Outcome(what.run(max_time_s=max_time_s, warm_up_s=warm_up_s))
     except BatchscopeError as error:
         return Outcome(None, str(error))
 
@@ -82,9 +82,9 @@ class SimulationJobs:
         future: Future[bool] = self._pool.submit(_ready)
         return future
 
-    def run(self, what: WhatIf, max_time_s: float | None = None) -> Future[Outcome]:
+    def run(self, what: WhatIf, max_time_s: float | None = None, warm_up_s: float = 0.0) -> Future[Outcome]:
         """Simulate a what-if."""
-        future: Future[Outcome] = self._pool.submit(run_one, what, max_time_s)
+        future: Future[Outcome] = self._pool.submit(run_one, what, max_time_s, warm_up_s)
         return future
 
     def sensitivity(self, what: WhatIf, goal: str, knob: str) -> Future[Sensitivity]:

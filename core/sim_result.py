@@ -113,7 +113,7 @@ def build_result(run: Simulation) -> SimulationResult:
     over = duration if duration > 0 else 1.0
     busy = s.busy_s if s.busy_s > 0 else 1.0
     hits = counters.cached_tokens / counters.queried_tokens if counters.queried_tokens else None
-    live = sum(request.num_output_tokens for request in run.scheduler.requests.values())
+    live = sum(request.num_output_tokens for request in run.scheduler.requests.values()) - run.tokens_before
     return SimulationResult(
         label=setup.label or setup.cost.spec.name,
         timer=setup.timer.label,

@@ -128,6 +128,7 @@ class Simulation:
         self.submitted = 0
         self._users: dict[str, int] = {}
         self._empty_steps = 0
+        self.tokens_before = 0  # output tokens before the figures began
         self._on_step = on_step
         self._quiet = quiet
         if quiet:
@@ -138,20 +139,27 @@ class Simulation:
         *,
         max_time_s: float | None = None,
         max_steps: int | None = None,
+        warm_up_s: float = 0.0,
         should_stop: Callable[[], bool] | None = None,
         on_progress: Callable[[int, float], None] | None = None,
     ) -> SimulationResult:
         """Run to the end of the load, or to a limit, or until `should_stop`.
 
         Args:
-            max_time_s: virtual seconds after the first arrival.
+            max_time_s: virtual seconds after the first arrival, or after the warm-up.
+            warm_up_s: virtual seconds after which all figures begin anew, with the requests that run then; those that end
+                later count from their arrival. For a span out of the middle of a run.
             on_progress: called now and then with (requests ended, virtual time s).
 
         Raises:
             NothingFinished: if requests were sent and not one ended.
         """
-        end_s = None if max_time_s is None else self.start_s + max_time_s
+        warm_s = self.start_s + warm_up_s
+        end_s = None if max_time_s is None else warm_s + max_time_s
         while self.advance():
+            if warm_up_s and self.clock.now() >= warm_s:
+                self._begin_anew()
+                warm_up_s = 0.0
             if self.sums.steps % CHECK_EVERY == 0:
                 if should_stop is not None and should_stop():
                     break
@@ -167,6 +175,14 @@ class Simulation:
                 f"{': ' + refused if refused else ''}{'; e.g. ' + self.refusal_message if self.refusal_message else ''}"
             )
         return result
+
+    def _begin_anew(self) -> None:
+        """Forget all sums; requests and cache stay as they are."""
+        self.start_s = self.clock.now()
+        self.requests, self.sums = RequestSums(), WorkSums(self.setup.cost, self.setup.device)
+        self.series, self.bound_s, self.refused, self.refusal_message = ThinnedSeries(), {}, {}, ""
+        self.submitted = len(self.scheduler.requests)
+        self.tokens_before = sum(r.num_output_tokens for r in self.scheduler.requests.values())
 
     def result(self) -> SimulationResult:
         """The sums so far as a result."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 
 import numpy as np
 
@@ -136,6 +137,20 @@ def pace(rows: Sequence[Residual]) -> float:
         seconds += row.measured_s
     drift = float(np.median(latest)) - 1.0 if len(latest) >= LEAST_PACE_STEPS else 0.0
     return 1.0 + float(np.sign(drift)) * max(abs(drift) - PACE_NOISE, 0.0)
+
+
+def like_steps_differ(observations: Sequence[Observation]) -> float | None:
+    """Median relative difference of neighbouring decode steps with as many rows; None where there are too few.
+
+    The later step has one more cached token a row, which is nothing beside what the machine does differently: no prediction
+    of a single step can be better than about this.
+    """
+    pairs = [
+        (a.total_s, b.total_s)
+        for a, b in pairwise(observations)
+        if b.step == a.step + 1 and a.kind == b.kind == "decode" and a.run.rows == b.run.rows
+    ]
+    return median(abs(a - b) / min(a, b) for a, b in pairs) if len(pairs) >= LEAST_PACE_STEPS else None
 
 
 def residuals(observations: Sequence[Observation], timer: StepTimer) -> list[Residual]:

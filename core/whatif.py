@@ -189,11 +189,14 @@ class WhatIf:
         self,
         *,
         max_time_s: float | None = None,
+        warm_up_s: float = 0.0,
         should_stop: Callable[[], bool] | None = None,
         on_progress: Callable[[int, float], None] | None = None,
     ) -> SimulationResult:
         """Predict; see `Simulation.run` for limits and errors."""
-        return Simulation(self.setup(), self.feed()).run(max_time_s=max_time_s, should_stop=should_stop, on_progress=on_progress)
+        return Simulation(self.setup(), self.feed()).run(
+            max_time_s=max_time_s, warm_up_s=warm_up_s, should_stop=should_stop, on_progress=on_progress
+        )
 
 
 def first_part(what: WhatIf, requests: int) -> WhatIf | None:

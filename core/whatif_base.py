@@ -1,8 +1,7 @@
-"""The live engine as the base of a what-if: the law of its own steps, its load as it was observed, and its error.
+"""The live engine as the base of a what-if: the law of its own steps, and its load as it was observed.
 
 records ----- calibrate -----> law      config, pool, law -> WhatIf "as it is now"
 ended requests -> lengths and prefixes as they really were -> the load again
-ended and live requests -> the same arrivals simulated up to now -> predicted beside measured
 """
 
 from __future__ import annotations
@@ -17,15 +16,12 @@ from core.cost_model import CostModel
 from core.devices import DeviceSpec
 from core.errors import ConfigError
 from core.executor import ExecutorInfo
-from core.latency import tpot_s
 from core.lengths import LengthSpec
 from core.load_spec import ArrivalProcess, LoadSpec, PromptKind
-from core.prediction import Pair, live_arrivals, this_machine
+from core.prediction import this_machine
 from core.records import RequestRecord, StepRecord
 from core.roofline import IDEAL
-from core.run_summary import summarise
-from core.sim_result import SimulationResult
-from core.snapshot import EngineSnapshot, RequestView
+from core.snapshot import EngineSnapshot
 from core.whatif import WhatIf
 
 LEAST_OBSERVED = 16
@@ -146,100 +142,4 @@ def observed_load(load: LoadSpec, requests: Sequence[RequestRecord], num_request
         spec,
         prompt_tokens=LengthSpec.empirical([r.prompt_tokens for r in ended]),
         output_tokens=LengthSpec.empirical([r.output_tokens for r in ended]),
-    )
-
-
-# -- the error against the live engine -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LiveRun:
-    """What the live engine did lately, ready to be simulated and compared.
-
-    Attributes:
-        ended: requests that ended, in order of arrival; `live`: those under way.
-        start_s, end_s: from the first arrival to the picture.
-    """
-
-    ended: tuple[RequestRecord, ...]
-    live: tuple[RequestView, ...]
-    records: tuple[StepRecord, ...]
-    start_s: float
-    end_s: float
-
-    @property
-    def span_s(self) -> float:
-        return self.end_s - self.start_s
-
-    def arrivals_of(self, base: WhatIf) -> WhatIf:
-        """The base with the same requests at the same times, those under way included."""
-        under_way = [_as_record(view) for view in self.live]
-        return replace(base, arrivals=live_arrivals([*self.ended, *under_way], base.model.vocab_size), load=None, trace=None)
-
-    def same_load_on(self, base: WhatIf, load: LoadSpec | None) -> WhatIf:
-        """The base with what is comparable with these requests.
-
-        A closed loop is simulated as one, with the lengths that were seen: its users send when they have their answers, so the
-        times at which they sent here say nothing about another pace. Everything else is the same requests at the same times.
-        """
-        if load is None or not load.is_closed:
-            return self.arrivals_of(base)
-        ample = 4 * (len(self.ended) + len(self.live))  # more than the span can hold: the loop must not run dry before it ends
-        return replace(base, load=observed_load(load, self.ended, ample), arrivals=(), trace=None)
-
-
-def live_run(snapshot: EngineSnapshot, records: Sequence[StepRecord], since_s: float = 0.0) -> LiveRun:
-    """The latest requests of the live engine that ran under its present settings.
-
-    Args:
-        since_s: engine time of the latest change of settings.
-
-    Raises:
-        ConfigError: if too few requests have ended since.
-    """
-    config = snapshot.config.scheduler
-    knobs = (config.max_num_seqs, config.max_num_batched_tokens)
-    other = [r.start_s for r in records if (r.max_num_seqs, r.budget_tokens) != knobs]
-    since_s = max([since_s, *other[-1:]])
-    ended = ended_well(snapshot.recent_requests, since_s)
-    if len(ended) < LEAST_CHECKED:
-        raise ConfigError(f"{len(ended)} requests have ended under the present settings; {LEAST_CHECKED} are needed")
-    start_s, end_s = ended[0].arrival_s, snapshot.time_s
-    live = [v for v in (*snapshot.running, *snapshot.waiting, *snapshot.preempted) if v.arrival_s >= start_s]
-    inside = tuple(r for r in records if r.start_s >= start_s)
-    return LiveRun(tuple(ended), tuple(live), inside, start_s, end_s)
-
-
-def compare_live(run: LiveRun, result: SimulationResult) -> tuple[Pair, ...]:
-    """Predicted beside measured, figure by figure; throughput counts the tokens of the same requests on both sides."""
-    measured = summarise(run.records, run.ended)
-    tokens = sum(r.output_tokens for r in run.ended) + sum(v.output_tokens for v in run.live)
-    rate = tokens / run.span_s if run.span_s > 0 else None
-    pairs = [Pair("output_tokens_per_s", "tokens/s", result.output_tokens_per_s, rate)]
-    latencies = ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "tpot_p50", "e2e_p50", "e2e_p99")
-    pairs += [Pair(name, "s", result.figure(name), measured.value(f"{name}_s")) for name in latencies]
-    pairs.append(Pair("mean_step_s", "s", result.mean_step_s, measured.mean_step_s))
-    pairs.append(Pair("mean_batch", "requests", result.mean_batch, measured.mean_batch))
-    return tuple(pairs)
-
-
-def _as_record(view: RequestView) -> RequestRecord:
-    """A request under way as if it ran to its limit; its end lies behind the horizon of the comparison."""
-    return RequestRecord(
-        request_id=view.request_id,
-        tenant=view.tenant,
-        priority=view.priority,
-        arrival_s=view.arrival_s,
-        finished_s=view.arrival_s + view.age_s,
-        finish_reason="length",
-        prompt_tokens=view.prompt_tokens,
-        output_tokens=max(view.max_tokens, 1),
-        cached_tokens=view.cached_tokens,
-        num_preemptions=view.num_preemptions,
-        queue_s=None,
-        ttft_s=None,
-        tpot_s=tpot_s(view.age_s, None, view.output_tokens),
-        e2e_s=view.age_s,
-        max_itl_s=None,
-        preempted_s=0.0,
     )

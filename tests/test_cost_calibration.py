@@ -180,6 +180,14 @@ def test_the_law_follows_the_pace_of_the_latest_steps() -> None:
     assert at_pace(before, slowed[450:455], MODEL) == before, "five steps say nothing"
 
 
+def test_half_of_the_steps_are_slower_than_the_law_says_however_noisy_they_are() -> None:
+    """Else what bounds lift would pass for a machine that has become quick, and be taken off again."""
+    noisy = measured(900, 5, noise=0.5, outliers=0.15)
+    found = calibrate(noisy, MODEL, MACHINE, held_out_every=0)
+    assert abs(found.fitted.bias) < 1e-6
+    assert found.coefficients.pace == pytest.approx(1.0, abs=0.25)
+
+
 def test_a_row_never_costs_more_than_one_of_a_larger_step() -> None:
     measured = [131, 136, 141, 141, 165, 189, 189, 189, 341, 493, 748, 1002, 1453, 1904, 3600, 6992, 13775, 27342]
     rates = never_dearer(np.array(measured, dtype=float))

@@ -170,6 +170,19 @@ def test_closed_loop_users_ask_again() -> None:
     assert max(p.running for p in result.series) <= 4 + 1e-9
 
 
+def test_figures_of_a_warm_loop_begin_after_the_warm_up() -> None:
+    spec = load(process=ArrivalProcess.CLOSED_LOOP, users=6, num_requests=4000)
+    whole = Simulation(setup(), feed(spec)).run(max_time_s=15.0)
+    warm = Simulation(setup(), feed(spec)).run(max_time_s=10.0, warm_up_s=5.0)
+    assert warm.duration_s == pytest.approx(10.0, rel=0.05)
+    assert warm.finished < whole.finished
+    assert warm.steps < whole.steps
+    assert warm.output_tokens_per_s == pytest.approx(whole.output_tokens_per_s, rel=0.1)
+    assert warm.submitted <= warm.finished + warm.unfinished + 6
+    cold = Simulation(setup(), feed(spec)).run(max_time_s=5.0)
+    assert cold.output_tokens + warm.output_tokens == pytest.approx(whole.output_tokens, abs=60)
+
+
 def test_limits_and_cancel() -> None:
     by_time = simulate(setup(), feed(load()), max_time_s=1.0)
     assert 0.9 <= by_time.duration_s < 1.1

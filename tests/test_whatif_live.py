@@ -15,7 +15,7 @@ from core.live_changes import KEEP
 from core.load_spec import ArrivalProcess, LoadSpec, PromptKind
 from core.scenario import ScenarioError
 from core.scenario_follow import follow, following, unfollow
-from core.whatif_base import compare_live, live_base, live_run, observed_load
+from core.whatif_base import live_base, observed_load
 from core.whatif_words import headline
 from tests.fake_snapshots import busy_run, starting_snapshot
 
@@ -46,41 +46,6 @@ def test_the_load_takes_the_lengths_that_were_seen() -> None:
     assert seen.output_tokens.kind is LengthKind.EMPIRICAL
     assert set(seen.output_tokens.values) <= {r.output_tokens for r in PICTURE.recent_requests}
     assert observed_load(live, PICTURE.recent_requests[:3], 50).output_tokens == live.output_tokens
-
-
-def test_the_live_requests_again_are_compared_token_for_token() -> None:
-    run = live_run(PICTURE, RUN.history())
-    base = live_base(PICTURE, RUN.history(), 16e9).whatif
-    result = run.arrivals_of(base).run(max_time_s=run.span_s)
-    pairs = {p.name: p for p in compare_live(run, result)}
-    tokens = sum(r.output_tokens for r in run.ended) + sum(v.output_tokens for v in run.live)
-    assert pairs["output_tokens_per_s"].measured == pytest.approx(tokens / run.span_s)
-    assert result.submitted == len(run.ended) + len(run.live)
-    assert result.duration_s == pytest.approx(run.span_s, rel=0.05)
-
-
-def test_a_closed_loop_is_compared_as_a_closed_loop() -> None:
-    run = live_run(PICTURE, RUN.history())
-    base = live_base(PICTURE, RUN.history(), 16e9).whatif
-    loop = LoadSpec(process=ArrivalProcess.CLOSED_LOOP, users=5, think_time_s=0.5)
-    what = run.same_load_on(base, loop)
-    assert what.load is not None
-    assert (what.load.users, what.load.is_closed, what.load.output_tokens.kind) == (5, True, LengthKind.EMPIRICAL)
-    result = what.run(max_time_s=run.span_s)
-    assert result.duration_s == pytest.approx(run.span_s, rel=0.05)  # it did not run dry
-    assert result.mean_batch <= 5
-    for other in (None, LoadSpec(rate_per_s=3.0)):
-        same = run.same_load_on(base, other)
-        assert (same.load, same.arrivals) == (None, run.arrivals_of(base).arrivals)
-
-
-def test_requests_under_other_settings_do_not_count() -> None:
-    changed = max(r.arrival_s for r in PICTURE.recent_requests)
-    with pytest.raises(ConfigError, match="have ended under the present settings"):
-        live_run(PICTURE, RUN.history(), changed)
-    other = replace(RUN.history()[-1], max_num_seqs=3, start_s=changed)
-    with pytest.raises(ConfigError, match="have ended"):
-        live_run(PICTURE, [*RUN.history(), other])
 
 
 def test_a_verdict_names_what_moved() -> None:

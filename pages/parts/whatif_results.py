@@ -7,18 +7,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
-from core.charts import formats, what_if
-from core.prediction import Pair as Checked
+from core.charts import what_if
 from core.report.caption import facts_of_what_if
 from core.sim_jobs import Outcome
 from core.sim_result import SimulationResult
 from core.whatif import NOTCHES, SWITCHES, WhatIf, first_part
 from core.whatif_words import BETTER, FIGURES, bound, headline
-from pages.parts import frame, whatif_actions, whatif_figures, whatif_run
-from pages.parts.paired import Pair, paired, shown
+from pages.parts import engine_access, frame, whatif_actions, whatif_figures, whatif_run, whatif_trust
+from pages.parts.paired import Pair, paired
 from pages.parts.whatif_form import Choice
 
 TABS = ("Roofline and next sequence", "Memory", "Sensitivity", "How far to trust it", "Flags and files")
@@ -27,7 +25,6 @@ _DRAWN = "whatif_drawn"
 _ASKED = "whatif_asked"
 _DIMMED = "<style>.st-key-whatif_body { opacity: 0.45; }</style>"
 _LABELS = {name: label for name, label, _ in FIGURES}
-_CHECKED = {"output_tokens_per_s": "throughput", "ttft_p50": "TTFT p50", "tpot_p50": "TPOT p50", "e2e_p50": "E2E p50"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,13 +41,13 @@ class View:
     target: WhatIf
     base: SimulationResult
     new: SimulationResult
-    pairs: tuple[Checked, ...]
+    check: whatif_run.Check
     only: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """What is being simulated for a choice: the base run, the what-if, and the live engine's own requests.
+    """What is being simulated for a choice: the base run and the what-if.
 
     Attributes:
         first: both runs with the first requests of the load only; empty for a load that is short already.
@@ -59,21 +56,20 @@ class Asked:
     choice: Choice
     base: Future[Outcome]
     target: Future[Outcome]
-    check: Future[Outcome] | None
     first: tuple[Future[Outcome], ...] = ()
 
     def all(self) -> list[Future[Outcome]]:
-        return [f for f in (*self.first, self.base, self.target, self.check) if f is not None]
+        return [*self.first, self.base, self.target]
 
 
-def _ask(known: whatif_run.Known, choice: Choice) -> Asked:
+def _ask(choice: Choice) -> Asked:
     """Ask for all of it, the quick ones first; what another choice still waits for is dropped."""
     assert choice.base is not None
     assert choice.target is not None
     parts = [first_part(what, whatif_run.FIRST_REQUESTS) for what in (choice.base, choice.target)]
     first = tuple(whatif_run.ask(part) for part in parts if part is not None) if all(parts) else ()
     base, target = whatif_run.ask(choice.base), whatif_run.ask(choice.target)
-    asked = Asked(choice, base, target, whatif_run.ask_check(known), first)
+    asked = Asked(choice, base, target, first)
     before: Asked | None = st.session_state.get(_ASKED)
     if before is not None:
         wanted = {id(f) for f in asked.all()}
@@ -87,13 +83,15 @@ def results(known: whatif_run.Known, choice: Choice) -> None:
     if choice.base is None or choice.target is None:
         st.error(frame.plain(choice.problem), icon=":material/block:")
         return
-    asked = _ask(known, choice)
+    asked = _ask(choice)
     whatif_run.wait(asked.first or [asked.base, asked.target])
     whatif_run.wait([asked.base, asked.target], whatif_run.MORE_S)
     waiting = not _complete(asked)
 
-    @st.fragment(run_every=whatif_run.POLL_S if waiting else None)
+    @st.fragment(run_every=whatif_run.POLL_S if waiting else whatif_run.CHECK_RETRY_S)
     def show() -> None:
+        if not whatif_run.is_known():
+            st.rerun()  # somebody pressed Measure again, which ends in this fragment alone
         _show(known, asked)
         if waiting == _complete(asked):
             st.rerun()  # the period belongs to the fragment: made anew with one, or without
@@ -102,8 +100,8 @@ def results(known: whatif_run.Known, choice: Choice) -> None:
 
 
 def _complete(asked: Asked) -> bool:
-    """True if nothing more will come: both runs, the check, and the sensitivity strip where it is open."""
-    if not all(f.done() for f in (asked.base, asked.target, asked.check) if f is not None):
+    """True if nothing more will come: both runs, and the sensitivity strip where it is open."""
+    if not (asked.base.done() and asked.target.done()):
         return False
     if st.session_state.get("whatif_tab") != TABS[2] or asked.choice.target is None:
         return True
@@ -116,7 +114,7 @@ def _show(known: whatif_run.Known, asked: Asked) -> None:
     assert choice.base is not None
     assert choice.target is not None
     first, second = whatif_run.answer(asked.base), whatif_run.answer(asked.target)
-    pairs = whatif_run.checked(known, asked.check)
+    check = whatif_run.checked(engine_access.engine(), known.base)
     view: View | None = st.session_state.get(_DRAWN)
     only = 0
     if first is None or second is None:
@@ -129,12 +127,12 @@ def _show(known: whatif_run.Known, asked: Asked) -> None:
         if first.result is None or second.result is None:
             st.html(f'<p class="bs-verdict">{"The what-if" if second.problem else "The live settings"} cannot run</p>')
             st.error(frame.plain(second.problem or first.problem), icon=":material/block:")
-            _error_line(known, pairs)
+            whatif_trust.error_line(known, check)
             return
-        view = View(known, choice, choice.base, choice.target, first.result, second.result, pairs, only)
+        view = View(known, choice, choice.base, choice.target, first.result, second.result, check, only)
         st.session_state[_DRAWN] = view
     _verdict(view, under_way)
-    _error_line(known, pairs)
+    whatif_trust.error_line(known, check)
     if view is None:
         frame.empty("The figures appear when both runs are done.", key="whatif_wait", height=420)
         return
@@ -160,33 +158,11 @@ def _verdict(view: View | None, under_way: bool) -> None:
     st.html(f'<p class="bs-verdict">{html.escape(words)}</p><p>{html.escape(about)}</p>')
 
 
-def _error_line(known: whatif_run.Known, pairs: tuple[Checked, ...]) -> None:
-    """The error against the live engine, always in the same place."""
-    law = known.base.calibration
-    parts = [f"{_CHECKED[p.name]} {100 * p.error:+.0f} %" for p in pairs if p.name in _CHECKED and p.error is not None]
-    if law is not None:
-        parts.append(
-            f"step time {formats.percent(law.error.median)} median error of {formats.count(law.error.steps)} held-out steps"
-        )
-    if known.run is not None and pairs:
-        about = f"the latest {len(known.run.ended)} requests of the live engine, {formats.seconds(known.run.span_s)}"
-        if known.load is not None and known.load.is_closed:
-            about += f"; the same closed loop of {known.load.users} users, simulated"
-    else:
-        about = known.why_no_run or "its requests are being simulated"
-    text = f"Error against the live engine: {', '.join(parts) or 'not known yet'} ({about})"
-    left, right = st.columns([0.84, 0.16], gap="small", vertical_alignment="center")
-    with left:
-        st.caption(frame.plain(text))
-    with right:
-        st.button("Measure again", key="whatif_again", on_click=whatif_run.look_again, type="tertiary", icon=":material/refresh:")
-
-
 def _measured(view: View) -> dict[str, float | None]:
     """Measured figures, for the load that the live engine really had."""
     if view.choice.load is None or view.choice.load.trace is not None:
         return {}
-    return {p.name: p.measured for p in view.pairs}
+    return {p.name: p.measured for p in view.check.pairs}
 
 
 def _hero(view: View) -> None:
@@ -228,7 +204,7 @@ def _tabs(view: View) -> None:
         lambda: whatif_figures.roofline_tab(view.known, view.target, view.new),
         lambda: whatif_figures.memory_tab(view.known, view.target),
         lambda: _sensitivity(view),
-        lambda: _trust(view),
+        lambda: whatif_trust.trust_tab(view.known, view.check),
         lambda: whatif_actions.files_tab(view.known, view.choice, view.target),
     )
     for tab, draw in zip(st.tabs(TABS, key="whatif_tab", bind="query-params", on_change="rerun"), drawings, strict=True):
@@ -259,51 +235,3 @@ def _sensitivity(view: View) -> None:
         frame.empty("The bars appear as each knob has been simulated.", key="sensitivity", height=330)
     else:
         frame.chart(data, what_if.sensitivity_spec(frame.theme()), key="sensitivity", alt="Change of the goal by knob and notch")
-
-
-def _trust(view: View) -> None:
-    left, right = st.columns(2, gap="medium")
-    known = view.known
-    with left:
-        frame.figure_head(
-            "Does a predicted run look like the measured one?",
-            f"the latest {len(known.run.ended)} requests" if known.run else "",
-            how="The requests that the live engine really had, at their own times, simulated under its own settings.",
-        )
-        if not view.pairs:
-            frame.empty(known.why_no_run or "The live requests are being simulated.", key="trust", height=200)
-        else:
-            rows = [
-                {
-                    "figure": _LABELS.get(p.name, p.name.replace("_", " ")),
-                    "measured": shown(p.measured, "s" if p.unit == "s" else ""),
-                    "predicted": shown(p.predicted, "s" if p.unit == "s" else ""),
-                    "error": f"{100 * p.error:+.1f} %" if p.error is not None else formats.NONE,
-                }
-                for p in view.pairs
-            ]
-            st.dataframe(pd.DataFrame(rows), hide_index=True, key="trust_table")
-    with right:
-        law = known.base.calibration
-        frame.figure_head(
-            "Is the time of a step predicted?",
-            f"{formats.count(law.error.steps)} held-out steps · measured" if law else "",
-            how=f"{formats.percent(what_if.share_within(law.residuals, 0.1))} of them within 10 %." if law else "",
-        )
-        if law is None:
-            frame.empty(
-                "No law yet: too few steps have been measured, so the probe's ceilings price a step.", key="law", height=320
-            )
-        else:
-            frame.chart(
-                what_if.residual_frame(law.residuals),
-                what_if.residual_spec(frame.theme()),
-                key="residuals",
-                alt="Predicted against measured step time",
-            )
-    if known.base.calibration is not None:
-        by_kind = known.base.calibration.by_kind
-        words = "; ".join(
-            f"{k}: {formats.percent(e.median)} median, {formats.percent(e.p90)} p90 of {e.steps}" for k, e in by_kind
-        )
-        st.caption(frame.plain(f"Step time error by kind of step: {words}."))

@@ -1,6 +1,6 @@
 """What a session has asked to be simulated, and what came back: one process for all sessions, answers kept by digest.
 
-ask(base), ask(target), check(live)  ->  Future  ->  Outcome         poll; nothing here waits longer than `WAIT_S`
+ask(base), ask(target), checked(live)  ->  Future  ->  Outcome         poll; nothing here waits longer than `WAIT_S`
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import psutil
 import streamlit as st
 
 from core.errors import BatchscopeError
+from core.live_check import LiveRun, compare_live, kernels_since, live_run, unchanged_since
 from core.load_spec import LoadSpec
 from core.prediction import Pair
-from core.records import StepRecord
 from core.sim_jobs import Outcome, SimulationJobs, key_of
 from core.snapshot import EngineSnapshot
 from core.whatif import Sensitivity, WhatIf
-from core.whatif_base import LiveBase, LiveRun, compare_live, live_base, live_run
+from core.whatif_base import LiveBase, live_base
 from pages.parts import frame
 from pages.parts.engine_access import Access
 
@@ -41,7 +41,14 @@ POLL_S = 0.25
 LAW_STEPS = 4000
 BASE_AGE_S = 300.0
 """A law is kept for so long: anew it would have every run of the page simulated again. Measure again does it at once."""
+
+YOUNG_STEPS = 1000
+"""A law of fewer steps is fitted anew as soon as there are twice as many."""
+
+CHECK_AGE_S, CHECK_RETRY_S = 30.0, 5.0
+"""The live engine is held against its prediction as often; and, while too few requests have ended, looked at."""
 _KEPT = 64
+_KNOWN, _CHECK = "whatif_known", "whatif_check"
 
 
 @lru_cache(maxsize=1)
@@ -67,9 +74,9 @@ def _asked(key: str, submit: Callable[[], Future[Any]]) -> Future[Any]:
     return kept[key]
 
 
-def ask(what: WhatIf, max_time_s: float | None = None) -> Future[Outcome]:
+def ask(what: WhatIf, max_time_s: float | None = None, warm_up_s: float = 0.0) -> Future[Outcome]:
     """Simulate, or take the answer that is there already."""
-    return _asked(key_of(what, max_time_s), lambda: jobs().run(what, max_time_s))
+    return _asked(key_of(what, max_time_s, warm_up_s), lambda: jobs().run(what, max_time_s, warm_up_s))
 
 
 def ask_notch(what: WhatIf, goal: str, knob: str) -> Future[Sensitivity]:
@@ -124,10 +131,29 @@ class Known:
     base: LiveBase
     made_s: float
     mark: tuple[Any, ...]
-    run: LiveRun | None
-    why_no_run: str
     load: LoadSpec | None
     snapshot: EngineSnapshot  # as of then: lengths observed later would have the base run simulated anew at each click
+
+
+@dataclass(slots=True, eq=False)
+class Check:
+    """The live engine held against its own prediction, once in a while.
+
+    Attributes:
+        run: what it did; None, and `why` says why, while too few requests have ended.
+        pairs: the latest answer, which stands until the next one is there; `of` is the run that it belongs to.
+        pace: how slow the window's steps were beside what the law says now.
+    """
+
+    base: LiveBase
+    made_s: float
+    run: LiveRun | None = None
+    why: str = ""
+    future: Future[Outcome] | None = None
+    pairs: tuple[Pair, ...] = ()
+    of: LiveRun | None = None
+    pace: float = 1.0
+    like_steps: float | None = None
 
 
 def _mark(snapshot: EngineSnapshot, load: LoadSpec | None) -> tuple[Any, ...]:
@@ -135,57 +161,78 @@ def _mark(snapshot: EngineSnapshot, load: LoadSpec | None) -> tuple[Any, ...]:
     return (config, load, snapshot.info.kernels if snapshot.info else "", snapshot.ceilings is not None)
 
 
-def known(
-    snapshot: EngineSnapshot, history: Callable[[], Sequence[StepRecord]], changed_s: float, load: LoadSpec | None
-) -> Known:
+def known(access: Access) -> Known:
     """The base of every what-if of this session.
 
     Raises:
         ConfigError: while there is nothing to predict from; the words say what is missing.
     """
-    found: Known | None = st.session_state.get("whatif_known")
+    snapshot, load = access.latest(), access.load
+    found: Known | None = st.session_state.get(_KNOWN)
     now = time.monotonic()
-    fresh = found is not None and found.mark == _mark(snapshot, load) and now - found.made_s < BASE_AGE_S
-    if fresh and found is not None and found.run is not None:
-        return found
-    records = history()
-    # While too few requests have ended only they are looked for again: another law would ask for every simulation anew.
-    base = found.base if fresh and found is not None else live_base(snapshot, records, float(psutil.virtual_memory().total))
-    made_s = found.made_s if fresh and found is not None else now
-    run, why = None, ""
-    try:
-        run = live_run(snapshot, records, changed_s)
-    except BatchscopeError as error:
-        why = str(error)
-    found = Known(base, made_s, _mark(snapshot, load), run, why, load, snapshot)
-    st.session_state["whatif_known"] = found
+    if found is not None and found.mark == _mark(snapshot, load) and now - found.made_s < BASE_AGE_S:
+        is_grown = found.base.steps >= YOUNG_STEPS or snapshot.step < found.snapshot.step + found.base.steps
+        if is_grown:
+            return found
+    since_s = kernels_since(snapshot, access.pictures())
+    records = [r for r in access.recent(LAW_STEPS) if r.start_s >= since_s]
+    found = Known(live_base(snapshot, records, float(psutil.virtual_memory().total)), now, _mark(snapshot, load), load, snapshot)
+    st.session_state[_KNOWN] = found
     return found
 
 
 def opened(access: Access, key: str) -> Known | None:
     """What a page predicts from; None, and said on the page, while there is nothing."""
+    jobs().warm()  # the process may have ended since; it is there again when a knob is turned
     try:
-        return known(access.latest(), lambda: access.recent(LAW_STEPS), access.settings_changed_s, access.load)
+        return known(access)
     except BatchscopeError as error:
         frame.empty(str(error), "Look again", look_again, key=key, height=320)
-    return None
+        return None
 
 
 def look_again() -> None:
     """Measure the live engine again with the next drawing."""
-    st.session_state.pop("whatif_known", None)
+    st.session_state.pop(_KNOWN, None)
+    st.session_state.pop(_CHECK, None)
 
 
-def ask_check(found: Known) -> Future[Outcome] | None:
-    """The live engine's own requests or closed loop, simulated; None while too few have ended."""
-    if found.run is None:
-        return None
-    return ask(found.run.same_load_on(found.base.whatif, found.load), found.run.span_s)
+def is_known() -> bool:
+    """False once somebody has asked to look again: the page is then drawn anew."""
+    return _KNOWN in st.session_state
 
 
-def checked(found: Known, future: Future[Outcome] | None) -> tuple[Pair, ...]:
-    """Predicted beside measured; empty while there is no answer."""
-    outcome = answer(future) if future is not None else None
-    if found.run is None or outcome is None or outcome.result is None:
-        return ()
-    return compare_live(found.run, outcome.result)
+def checked(access: Access, base: LiveBase) -> Check:
+    """The live engine's own requests or closed loop, simulated and compared; looked at anew when that is old."""
+    found: Check | None = st.session_state.get(_CHECK)
+    now = time.monotonic()
+    age_s = CHECK_AGE_S if found is not None and found.run is not None else CHECK_RETRY_S
+    is_asked = found is not None and found.future is not None and not found.future.done()
+    if found is None or (now - found.made_s >= age_s and not is_asked):
+        found = st.session_state[_CHECK] = _look(access, base, found, now)
+    outcome = answer(found.future) if found.future is not None else None
+    if outcome is not None and found.of is not found.run and found.run is not None:
+        found.of = found.run
+        found.pairs = compare_live(found.run, outcome.result) if outcome.result is not None else ()
+        found.why = outcome.problem
+    return found
+
+
+def _look(access: Access, base: LiveBase, before: Check | None, now: float) -> Check:
+    snapshot = access.latest()
+    made = Check(base, now)
+    if before is not None and before.base is base:
+        made.pairs, made.of = before.pairs, before.of
+    if access.steps_per_s is not None:
+        made.why = "the engine runs under a speed limit, which no prediction knows"
+        return made
+    try:
+        since_s = unchanged_since(snapshot, access.pictures(), access.audit())
+        run = live_run(snapshot, access.recent(LAW_STEPS), since_s, access.load)
+    except BatchscopeError as error:
+        made.why, made.pairs, made.of = str(error), (), None
+        return made
+    cost = base.whatif.setup().cost
+    made.run, made.pace, made.like_steps = run, run.pace(base.whatif), run.like_steps_differ(cost)
+    made.future = ask(run.what(base.whatif), run.span_s, run.warm_up_s)
+    return made
