@@ -47,6 +47,7 @@ FIGURES: tuple[tuple[str, str, str], ...] = (
     ("preemptions", "Preemptions", ""),
 )
 _LABELS = {name: label for name, label, _ in FIGURES} | {"output_tokens_per_s": "throughput"}
+LEAST_REQUESTS = 4
 _BEGUN = "fork_changed"
 _LINKED = "fork_linked"
 
@@ -180,19 +181,23 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     linked = st.session_state[_LINKED]
     key = st.pills("Fork", list(titles), default=linked, format_func=titles.__getitem__, key=CHOSEN, on_change=_changed) or linked
     state = _state()
+    problem = ""
     try:
         chosen = _live_fork(snapshot) if key == LIVE else fork(key)
     except BatchscopeError as error:
-        st.error(frame.plain(str(error)), icon=":material/block:")
-        chosen = FORKS[0]
+        problem = str(error)
+        st.error(frame.plain(problem), icon=":material/block:")
+        chosen = fork_of(snapshot.config.scheduler, snapshot.config.cache, LoadSpec(), {}, LEAST_REQUESTS)
     if state is not None and state.mode.key == chosen.key and isinstance(state.mode, Fork):
         chosen = state.mode if state.is_running else chosen
-    differs = "; ".join(f"{n}: {a} against {b}" for n, a, b in chosen.differences) or "nothing yet: change a knob below"
+    differs = "; ".join(f"{n}: {a} against {b}" for n, a, b in chosen.differences) or (
+        "nothing that can run" if problem else "nothing yet: change a knob below"
+    )
     frame.numbered([(chosen.question, f"{differs}. Load: {chosen.load.label}.")])
     running = state is not None and state.is_running
     locked = not engine_access.engine().is_controller
     stopped = snapshot.state in ("starting", "failed", "stopped")
-    can_run = not (running or locked or stopped) and bool(chosen.differences)
+    can_run = not (running or locked or stopped or problem) and bool(chosen.differences)
     with st.container(horizontal=True, key="fork_buttons"):
         st.button(
             "Run both", type="primary", key="fork_go", on_click=_run, args=(chosen,),
@@ -239,7 +244,13 @@ def _knobs() -> None:
                 step = type(value)(knob.step)
                 st.number_input(knob.label, value=value, step=step, key=key, bind="query-params", help=knob.help)
     st.number_input(
-        "Requests of each run", value=40, min_value=4, max_value=400, step=10, key="cmp_requests", bind="query-params"
+        "Requests of each run",
+        value=40,
+        min_value=LEAST_REQUESTS,
+        max_value=400,
+        step=10,
+        key="cmp_requests",
+        bind="query-params",
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,3 +37,16 @@ def shared_bench() -> Path:
     if not folder.is_dir():
         pytest.skip("the recorded pages of a peer are not beside this checkout")
     return folder
+
+
+@pytest.fixture
+def live() -> Iterator[Any]:
+    """A `FakeLive` of a busy run behind the door of the pages."""
+    from pages.parts import engine_access
+    from tests.fake_live import FakeLive
+    from tests.fake_snapshots import busy_run
+
+    fake = FakeLive(busy_run())
+    engine_access.install(fake)
+    yield fake
+    engine_access.install(None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,9 +24,7 @@ from core.scenario_text import scenario_toml
 from core.sweep_text import parse_axes
 from core.vllm_flags import sglang_command, vllm_command
 from core.whatif import WhatIf
-from pages.parts import engine_access
 from tests.fake_live import FakeLive
-from tests.fake_snapshots import busy_run
 from tests.scheduler_helpers import Driver, create_request, create_scheduler
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -101,14 +98,6 @@ def test_a_bundle_of_an_older_version_opens_and_repeats() -> None:
     assert repeat(bundle).identical
 
 
-@pytest.fixture
-def live() -> Iterator[FakeLive]:
-    fake = FakeLive(busy_run())
-    engine_access.install(fake)
-    yield fake
-    engine_access.install(None)
-
-
 def _limit(at: AppTest) -> NumberInput:
     return next(widget for widget in at.number_input if widget.label == NAME)
 
@@ -139,3 +128,28 @@ def test_the_form_of_a_what_if_refuses_0_and_lifts_the_limit(live: FakeLive) -> 
     assert not at.error
     assert _limit(at).value is None
     assert any("live 64" in node.proto.body for node in at.get("html"))
+
+
+def test_the_second_configuration_of_compare_sets_lifts_and_refuses(live: FakeLive) -> None:
+    live.run.scheduler = SchedulerConfig(max_num_seqs=48, max_num_batched_tokens=256, long_prefill_token_threshold=64)
+    live.picture = live._publish()
+    at = AppTest.from_file(str(ROOT / "pages" / "compare.py"), default_timeout=90)
+    at.query_params["fork"] = "live"
+    at.run().run()
+
+    def words() -> str:
+        assert not at.exception, [e.value for e in at.exception]
+        return "\n".join(node.proto.body for node in at.get("html"))
+
+    assert _limit(at).value == 64
+    assert _limit(at).placeholder == "no limit"
+    assert "nothing yet: change a knob" in words()
+    assert next(b for b in at.button if b.label == "Run both").disabled
+    _limit(at).set_value(32).run()
+    assert f"{NAME}: 64 against 32" in words()
+    assert not next(b for b in at.button if b.label == "Run both").disabled
+    _limit(at).set_value(None).run()
+    assert f"{NAME}: 64 against off" in words()
+    _limit(at).set_value(0).run()
+    assert any("chunk of 0 tokens" in e.value for e in at.error)
+    assert next(b for b in at.button if b.label == "Run both").disabled, "it would run another comparison than the one shown"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -24,7 +23,6 @@ from core.story import Story
 from pages.parts import audit, engine_access
 from pages.parts.policies import tenants_of
 from tests.fake_live import FakeLive
-from tests.fake_snapshots import busy_run
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -47,14 +45,6 @@ STORY = Story(
     token_times_s=(3.0, 3.5, 7.0, 8.0),
     tenant="chat",
 )
-
-
-@pytest.fixture
-def live() -> Iterator[FakeLive]:
-    fake = FakeLive(busy_run())
-    engine_access.install(fake)
-    yield fake
-    engine_access.install(None)
 
 
 def test_the_audit_list_says_who_changed_what_from_what_to_what(live: FakeLive, monkeypatch: pytest.MonkeyPatch) -> None:

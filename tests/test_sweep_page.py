@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +22,8 @@ from core.sweep import Axis, Goal, SweepSpec, pareto_front
 from core.sweep_job import SweepJob
 from core.sweep_text import parse_axes, parse_prices
 from core.whatif import WhatIf
-from pages.parts import engine_access
 from tests.fake_live import FakeLive
-from tests.fake_snapshots import busy_run, starting_snapshot
+from tests.fake_snapshots import starting_snapshot
 
 PAGE = str(Path(__file__).resolve().parents[1] / "pages" / "sweep.py")
 LOAD = LoadSpec(rate_per_s=40.0, num_requests=16,
@@ -108,14 +106,6 @@ def test_a_job_collects_rows_and_stops_when_asked() -> None:
         "TTFT p95",
         "problem",
     }
-
-
-@pytest.fixture
-def live() -> Iterator[FakeLive]:
-    fake = FakeLive(busy_run())
-    engine_access.install(fake)
-    yield fake
-    engine_access.install(None)
 
 
 def test_the_page_runs_a_sweep_and_names_the_best(live: FakeLive) -> None:

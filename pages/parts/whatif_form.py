@@ -21,7 +21,7 @@ from core.whatif import WhatIf
 from core.whatif_base import LiveBase
 from pages.parts import frame, whatif_load
 from pages.parts.knobs import MEMORY, SCHEDULER
-from pages.parts.whatif_keys import PREFIX, forget, fresh, say
+from pages.parts.whatif_keys import PREFIX, field, forget, say
 from pages.parts.whatif_knobs import choice, knob_of, number
 
 HERE, CUSTOM, PASTED = "this machine", "custom", "config.json"
@@ -88,19 +88,11 @@ def _device(base: LiveBase) -> DeviceSpec | None:
     if name == CUSTOM:
         left, right = st.columns(2)
         with left:
-            peak = st.number_input(
-                "Peak, TFLOP/s", value=fresh("w_peak", 400.0), min_value=0.001, key="w_peak", bind="query-params"
-            )
-            memory = st.number_input(
-                "Memory, GB", value=fresh("w_memory", 80.0), min_value=0.01, key="w_memory", bind="query-params"
-            )
+            peak = field("w_peak", "Peak, TFLOP/s", 400.0, min_value=0.001)
+            memory = field("w_memory", "Memory, GB", 80.0, min_value=0.01)
         with right:
-            bandwidth = st.number_input(
-                "Memory, GB/s", value=fresh("w_bandwidth", 2000.0), min_value=0.1, key="w_bandwidth", bind="query-params"
-            )
-            price = st.number_input(
-                "Price an hour", value=fresh("w_price", 0.0), min_value=0.0, key="w_price", bind="query-params"
-            )
+            bandwidth = field("w_bandwidth", "Memory, GB/s", 2000.0, min_value=0.1)
+            price = field("w_price", "Price an hour", 0.0, min_value=0.0)
         return custom_device(
             "custom",
             peak_tflops=peak,
@@ -112,9 +104,7 @@ def _device(base: LiveBase) -> DeviceSpec | None:
         )
     device = DEVICES[name]
     st.caption(frame.plain(f"Source: {device.source}."))
-    price = st.number_input(
-        "Price an hour", value=fresh("w_price", 0.0), min_value=0.0, key="w_price", bind="query-params", help="For the cost."
-    )
+    price = field("w_price", "Price an hour", 0.0, min_value=0.0, help="For the cost.")
     return replace(device, price_per_hour=price)
 
 
@@ -153,26 +143,24 @@ def _hardware(base: LiveBase) -> tuple[DeviceSpec | None, dict[str, Any]]:
         group = number("tp", "Tensor parallel", 1, low=1, help_text="Devices that share each layer.")
     with right:
         kv = choice("kv", "KV cache", live.kv_dtype, KV_DTYPES, "Number format of keys and values.")
-        share = st.number_input(
+        share = field(
+            "w_share",
             "Memory share",
-            value=fresh("w_share", 0.92),
+            0.92,
             min_value=0.05,
             max_value=1.0,
             step=0.01,
-            key="w_share",
-            bind="query-params",
             help="gpu_memory_utilization in vLLM, mem_fraction_static in SGLang.",
         )
-    host_ms = st.number_input(
+    host_ms = field(
+        "w_host_ms",
         "Host time of a step, ms",
-        value=fresh("w_host_ms", round(1e3 * base.host_s, 2)),
+        round(1e3 * base.host_s, 2),
         min_value=0.0,
         step=0.5,
-        key="w_host_ms",
-        bind="query-params",
         help="Deciding, preparing and sampling, outside the forward pass. Proposed: what this machine takes for it now.",
     )
-    device = replace(device, step_overhead_s=1e-3 * float(host_ms))
+    device = replace(device, step_overhead_s=1e-3 * host_ms)
     heads = None if weights not in ("int4", "int8", "fp8") else "bfloat16"
     return device, {
         "weight_dtype": weights,
@@ -189,16 +177,8 @@ def _memory(live: WhatIf, here: bool) -> dict[str, Any]:
     if here:
         found["num_blocks"] = knob_of(_SHOWN["num_blocks"], live.num_blocks or 1)
     else:
-        blocks = st.number_input(
-            "KV blocks",
-            value=fresh("w_pool", 0),
-            min_value=0,
-            step=1024,
-            key="w_pool",
-            bind="query-params",
-            help="0: as many as the memory holds.",
-        )
-        found["num_blocks"] = int(blocks) or None
+        blocks = field("w_pool", "KV blocks", 0, min_value=0, step=1024, help="0: as many as the memory holds.")
+        found["num_blocks"] = blocks or None
     found["enable_prefix_caching"] = knob_of(_SHOWN["enable_prefix_caching"], live.enable_prefix_caching)
     found["eviction_policy"] = knob_of(_SHOWN["eviction_policy"], live.eviction_policy)
     found["num_swap_blocks"] = knob_of(_SHOWN["num_swap_blocks"], live.num_swap_blocks)

@@ -7,7 +7,7 @@ Without being told, a browser keeps the value that it shows and reports it again
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import streamlit as st
 
@@ -41,3 +41,13 @@ def fresh(key: str, default: Value) -> Value:
         told.discard(key)
         st.session_state[key] = default
     return default
+
+
+@overload
+def field(key: str, label: str, default: int, **options: Any) -> int: ...
+@overload
+def field(key: str, label: str, default: float, **options: Any) -> float: ...
+def field(key: str, label: str, default: float, **options: Any) -> float:
+    """A number of the form: at its default at first, in the address once it is another; `options` are the widget's own."""
+    value = st.number_input(label, value=fresh(key, default), key=key, bind="query-params", **options)
+    return default if value is None else type(default)(value)

@@ -15,7 +15,7 @@ import streamlit as st
 from core.config import AdmissionPolicy, BatchPolicy, EvictionPolicy, PreemptionMode, QueuePolicy, VictimPolicy
 from pages.parts.knobs import Knob
 from pages.parts.limit import limit
-from pages.parts.whatif_keys import PREFIX, fresh
+from pages.parts.whatif_keys import PREFIX, field, fresh
 
 _ENUMS = {
     "batch_policy": BatchPolicy,
@@ -56,18 +56,9 @@ def ghost(live: Any, now: Any, bounds: tuple[float, float] | None = None) -> Non
 
 def number(name: str, label: str, live: int, *, step: int = 1, low: int = 0, help_text: str = "") -> int:
     """A whole number with its ghost."""
-    value = st.number_input(
-        label,
-        value=fresh(PREFIX + name, int(live)),
-        min_value=low,
-        step=step,
-        key=PREFIX + name,
-        bind="query-params",
-        help=help_text or None,
-    )
-    chosen = int(value if value is not None else live)
-    ghost(live, chosen, _RANGES.get(name, (1, 1e6)))
-    return chosen
+    value = field(PREFIX + name, label, int(live), min_value=low, step=step, help=help_text or None)
+    ghost(live, value, _RANGES.get(name, (1, 1e6)))
+    return value
 
 
 def choice(name: str, label: str, live: str, options: Sequence[str], help_text: str = "") -> str:
@@ -98,17 +89,9 @@ def knob_of(knob: Knob, live: Any) -> Any:
     if isinstance(live, bool):
         return switch(knob.name, knob.label, live, knob.help)
     if isinstance(live, float):
-        value = st.number_input(
-            knob.label,
-            value=fresh(PREFIX + knob.name, live),
-            min_value=0.0,
-            step=float(knob.step),
-            key=PREFIX + knob.name,
-            bind="query-params",
-            help=knob.help,
-        )
+        value = field(PREFIX + knob.name, knob.label, live, min_value=0.0, step=float(knob.step), help=knob.help)
         ghost(live, value)
-        return float(value)
+        return value
     if knob.off:
         chosen = limit(knob, live, PREFIX + knob.name, bind="query-params")
         ghost(*[knob.off if value is None else value for value in (live, chosen)])

@@ -20,7 +20,7 @@ from core.traces.trace import Trace
 from core.whatif import WhatIf
 from core.whatif_base import ended_well, observed_load
 from pages.parts import frame, whatif_trace
-from pages.parts.whatif_keys import fresh
+from pages.parts.whatif_keys import field, fresh
 
 LIVE, AGAIN, MIX = "the live load", "the latest requests again", "a mix of tenants"
 CLIENTS, TRACE = "ServeGen clients", "a trace"
@@ -67,17 +67,14 @@ def choose(live: WhatIf, snapshot: EngineSnapshot, load: LoadSpec | None) -> Cho
     )
     left, right = st.columns(2)
     with left:
-        count = int(
-            st.number_input(
-                "Number",
-                value=fresh("w_requests", DEFAULT_REQUESTS),
-                min_value=10,
-                max_value=MAX_REQUESTS,
-                step=50,
-                key="w_requests",
-                bind="query-params",
-                help="Requests simulated; a few hundred answer within a second.",
-            )
+        count = field(
+            "w_requests",
+            "Number",
+            DEFAULT_REQUESTS,
+            min_value=10,
+            max_value=MAX_REQUESTS,
+            step=50,
+            help="Requests simulated; a few hundred answer within a second.",
         )
     slo = _slo(load, right)
     if source in _RECORDED:
@@ -89,37 +86,32 @@ def choose(live: WhatIf, snapshot: EngineSnapshot, load: LoadSpec | None) -> Cho
 
 
 def _slo(load: LoadSpec | None, right: Any) -> SLO:
-    ttft = load.slo_ttft_s if load is not None and load.slo_ttft_s else 1.0
-    itl = load.slo_itl_s if load is not None and load.slo_itl_s else 0.2
+    ttft = float(load.slo_ttft_s if load is not None and load.slo_ttft_s else 1.0)
+    itl = float(load.slo_itl_s if load is not None and load.slo_itl_s else 0.2)
     with right:
-        ttft = st.number_input(
-            "SLO: TTFT, s", value=fresh("w_slo_ttft", ttft), min_value=0.001, step=0.1, key="w_slo_ttft", bind="query-params"
-        )
+        ttft = field("w_slo_ttft", "SLO: TTFT, s", ttft, min_value=0.001, step=0.1)
     with st.container(key="w_slo_row"):
-        itl = st.number_input(
+        itl = field(
+            "w_slo_itl",
             "SLO: every ITL, s",
-            value=fresh("w_slo_itl", itl),
+            itl,
             min_value=0.001,
             step=0.05,
-            key="w_slo_itl",
-            bind="query-params",
             help="Goodput counts requests whose first token and every gap came in time.",
         )
-    return SLO(float(ttft), float(itl))
+    return SLO(ttft, itl)
 
 
 def _rate_factor() -> float:
-    value = st.number_input(
+    return field(
+        "w_rate",
         "Arrivals, times",
-        value=fresh("w_rate", 1.0),
+        1.0,
         min_value=0.01,
         max_value=1000.0,
         step=0.25,
-        key="w_rate",
-        bind="query-params",
         help="2 is twice as many requests a second.",
     )
-    return float(value)
 
 
 def _again(live: WhatIf, snapshot: EngineSnapshot, slo: SLO, count: int) -> ChosenLoad:
@@ -136,24 +128,14 @@ def _synthetic(snapshot: EngineSnapshot, load: LoadSpec | None, slo: SLO, count:
     spec = replace(spec, slo_ttft_s=slo.ttft_s, slo_itl_s=slo.itl_s)
     changed = spec
     if spec.process is ArrivalProcess.CLOSED_LOOP:
-        users = st.number_input(
-            "Users", value=fresh("w_users", spec.users), min_value=1, key="w_users", bind="query-params", help="Closed loop."
-        )
-        changed = replace(changed, users=int(users))
+        users = field("w_users", "Users", spec.users, min_value=1, help="Closed loop.")
+        changed = replace(changed, users=users)
     elif spec.process is ArrivalProcess.BURST:
-        size = st.number_input(
-            "Burst size", value=fresh("w_burst", spec.burst_size), min_value=1, key="w_burst", bind="query-params"
-        )
-        changed = replace(changed, burst_size=int(size))
+        size = field("w_burst", "Burst size", spec.burst_size, min_value=1)
+        changed = replace(changed, burst_size=size)
     else:
-        rate = st.number_input(
-            "Requests per second",
-            value=fresh("w_rate_per_s", float(spec.rate_per_s)),
-            min_value=0.001,
-            key="w_rate_per_s",
-            bind="query-params",
-        )
-        changed = replace(changed, rate_per_s=float(rate))
+        rate = field("w_rate_per_s", "Requests per second", float(spec.rate_per_s), min_value=0.001)
+        changed = replace(changed, rate_per_s=rate)
     one, two = st.columns(2)
     with one:
         changed = _length(changed, "prompt_tokens", "Prompt tokens")
@@ -168,11 +150,7 @@ def _length(spec: LoadSpec, name: str, label: str) -> LoadSpec:
     lengths: LengthSpec = getattr(spec, name)
     values = sorted(lengths.values)
     middle = values[len(values) // 2] if values else round(lengths.median or (lengths.low + lengths.high) / 2)
-    value = int(
-        st.number_input(
-            f"{label}, median", value=fresh(f"w_{name}", middle), min_value=1, step=16, key=f"w_{name}", bind="query-params"
-        )
-    )
+    value = field(f"w_{name}", f"{label}, median", middle, min_value=1, step=16)
     if value == middle:
         return spec
     factor = value / middle

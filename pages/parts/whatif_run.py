@@ -186,9 +186,24 @@ def opened(access: Access, key: str) -> Known | None:
     jobs().warm()  # the process may have ended since; it is there again when a knob is turned
     try:
         return known(access)
-    except BatchscopeError as error:
-        frame.empty(str(error), "Look again", look_again, key=key, height=320)
-        return None
+    except BatchscopeError:
+        _until_known(access, key)
+    return None
+
+
+def _until_known(access: Access, key: str) -> None:
+    """What is missing; the page is drawn by itself once it is there."""
+
+    @st.fragment(run_every=CHECK_RETRY_S)
+    def look() -> None:
+        try:
+            known(access)
+        except BatchscopeError as error:
+            frame.empty(str(error), "Look again", look_again, key=key, height=320)
+        else:
+            st.rerun()
+
+    look()
 
 
 def look_again() -> None:

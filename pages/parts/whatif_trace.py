@@ -17,7 +17,7 @@ from core.traces.tenant_mix import EXAMPLE, TenantLaw, clients_trace, pair_clien
 from core.traces.trace import Trace
 from core.whatif import WhatIf
 from pages.parts import frame
-from pages.parts.whatif_keys import fresh
+from pages.parts.whatif_keys import field
 
 UPLOAD_MB = 10
 MAX_TRACE_ROWS = 200_000
@@ -29,27 +29,9 @@ def _factors(live: WhatIf, trace: Trace, words: str) -> Rows:
     """The trace cut to what the model takes, and the same with its lengths scaled."""
     one, two = st.columns(2)
     with one:
-        prompt = float(
-            st.number_input(
-                "Prompts, times",
-                value=fresh("w_trace_prompt", 1.0),
-                min_value=0.001,
-                step=0.25,
-                key="w_trace_prompt",
-                bind="query-params",
-            )
-        )
+        prompt = field("w_trace_prompt", "Prompts, times", 1.0, min_value=0.001, step=0.25)
     with two:
-        output = float(
-            st.number_input(
-                "Outputs, times",
-                value=fresh("w_trace_output", 1.0),
-                min_value=0.001,
-                step=0.25,
-                key="w_trace_output",
-                bind="query-params",
-            )
-        )
+        output = field("w_trace_output", "Outputs, times", 1.0, min_value=0.001, step=0.25)
     room = (live.max_model_len or live.model.max_model_len) // 2
     clipped = int((trace.prompt_tokens > room).sum() + (trace.output_tokens > room).sum())
     if clipped:
@@ -113,15 +95,8 @@ def clients(live: WhatIf, count: int) -> Rows:
         raise ConfigError("no client yet; choose a file of rates and a file of lengths for each")
     found = _clients(tuple((u.name, u.getvalue()) for u in uploads))
     theirs = sum(c.mean_rate_per_s for c in found)
-    rate = float(
-        st.number_input(
-            "Requests per second, all clients",
-            value=fresh("w_servegen_rate", 1.0),
-            min_value=0.001,
-            key="w_servegen_rate",
-            bind="query-params",
-            help=f"As fitted: {formats.figures(theirs)}.",
-        )
+    rate = field(
+        "w_servegen_rate", "Requests per second, all clients", 1.0, min_value=0.001, help=f"As fitted: {formats.figures(theirs)}."
     )
     trace = clients_trace(found, count, rate)
     st.caption(frame.plain(f"{trace.report.notes[0] if trace.report.notes else ''}; shares and bursts are those of the clients."))
@@ -137,13 +112,13 @@ def _columns(data: bytes, name: str) -> ColumnMap | None:
         return None
     names = ["", *column_names(data, name)]
     parts = {}
-    for field, label in (
+    for part, label in (
         ("time", "Arrival time"),
         ("prompt_tokens", "Prompt tokens"),
         ("output_tokens", "Output tokens"),
         ("tenant", "Tenant"),
     ):
-        parts[field] = st.selectbox(label, names, key=f"w_col_{field}") or None
+        parts[part] = st.selectbox(label, names, key=f"w_col_{part}") or None
     return ColumnMap(**parts)
 
 
