@@ -27,7 +27,9 @@ from core.telemetry import RECENT_REQUESTS
 from core.whatif import WhatIf
 from core.whatif_base import ended_well, observed_load
 
-LEAST_CHECKED = 8
+LEAST_CHECKED = 20
+"""Medians of fewer requests say more about chance than about the prediction."""
+STALL = 5.0
 CHANGES = ("configure", "model", "reset", "speed", "step")
 """Commands after which the engine's figures are those of another engine."""
 
@@ -63,6 +65,7 @@ class LiveRun:
         ended: requests that arrived and ended in the window, in order of arrival; `live`: those under way.
         loop_ended: all that ended in the window, also those that came before it: what a warm closed loop is held against.
         start_s, end_s: the window, engine time.
+        was_running: the engine had requests when it began.
     """
 
     ended: tuple[RequestRecord, ...]
@@ -72,6 +75,7 @@ class LiveRun:
     start_s: float
     end_s: float
     load: LoadSpec | None = None
+    was_running: bool = False
 
     @property
     def span_s(self) -> float:
@@ -89,9 +93,9 @@ class LiveRun:
 
     @property
     def warm_up_s(self) -> float:
-        """How long a closed loop runs before it is compared: the engine had been running when the window began."""
+        """How long a closed loop runs before it is compared, if the engine had been running when the window began."""
         longest_s = max((r.e2e_s or 0.0 for r in self.loop_ended), default=0.0)
-        return min(longest_s, self.span_s) if self.is_closed else 0.0
+        return min(longest_s, self.span_s) if self.is_closed and self.was_running else 0.0
 
     def what(self, base: WhatIf) -> WhatIf:
         """The base with what is comparable with these requests, at the pace of the window.
@@ -115,6 +119,15 @@ class LiveRun:
         cost = base.setup().cost
         rows = residuals(self.observations(cost), CalibratedTimer(cost, replace(law.of_one_step(), pace=1.0)))
         return run_factor(rows) if len(rows) >= LEAST_PACE_STEPS else law.factor
+
+    def held_s(self, base: WhatIf) -> float:
+        """Seconds that steps took beyond `STALL` times their price: the machine was held, which no pace explains."""
+        what = self._paced(base)
+        if what.coefficients is None:
+            return 0.0
+        cost = base.setup().cost
+        rows = residuals(self.observations(cost), CalibratedTimer(cost, what.coefficients.of_one_step()))
+        return sum(r.measured_s - r.predicted_s for r in rows if r.measured_s > STALL * r.predicted_s)
 
     def _paced(self, base: WhatIf) -> WhatIf:
         law = base.coefficients
@@ -156,7 +169,9 @@ def live_run(
     loop_ended = [r for r in ended_well(recent, since_s) if r.finished_s >= start_s]
     live = [v for v in (*snapshot.running, *snapshot.waiting, *snapshot.preempted) if v.arrival_s >= start_s]
     inside = tuple(r for r in records if r.start_s >= start_s)
-    return LiveRun(tuple(ended), tuple(loop_ended), tuple(live), inside, start_s, snapshot.time_s, load)
+    before = [r for r in records if r.start_s < start_s]
+    was_running = before[-1].num_running > before[-1].finished if before else bool(records and records[0].step > 1)
+    return LiveRun(tuple(ended), tuple(loop_ended), tuple(live), inside, start_s, snapshot.time_s, load, was_running)
 
 
 def compare_live(run: LiveRun, result: SimulationResult) -> tuple[Pair, ...]:

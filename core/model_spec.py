@@ -13,6 +13,8 @@ from core.errors import ConfigError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1, "int4": 0.5}
 
+ROPE_KINDS = ("default", "linear", "llama3")
+MAX_SIZE = 1_000_000_000
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -85,8 +87,8 @@ class ModelSpec:
     def __post_init__(self) -> None:
         for name in _SIZES:
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} of model {self.name} is {value!r}; it must be a whole number above 0")
+            if not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
+                raise ConfigError(f"{name} of model {self.name} is {value!r}; it must be a whole number from 1 to {MAX_SIZE}")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"model {self.name} has {self.num_heads} query heads and {self.num_kv_heads} KV heads;"
@@ -161,7 +163,10 @@ class ModelSpec:
                 f"config.json says model_type {model_type!r}; supported: {', '.join(SUPPORTED_MODEL_TYPES)}"
                 " (and mixtral, qwen2_moe, qwen3_moe for predictions only)"
             )
-        missing = [k for k in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads") if k not in config]
+        needed = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"]
+        if not (is_moe and "moe_intermediate_size" in config):
+            needed.append("intermediate_size")
+        missing = [k for k in needed if k not in config]
         if missing:
             raise ConfigError(f"config.json of {name or model_type} lacks {', '.join(missing)}")
         heads = int(config["num_attention_heads"])
@@ -172,9 +177,9 @@ class ModelSpec:
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         theta = config.get("rope_theta") or rope.get("rope_theta") or 10_000.0
         kind = str(rope.get("rope_type") or rope.get("type") or "default")
-        if kind not in ("default", "linear", "llama3"):
+        if kind not in ROPE_KINDS:
             raise ConfigError(
-                f"rope scaling {kind!r} of {name or model_type} is not supported; supported: default, linear, llama3"
+                f"rope scaling {kind!r} of {name or model_type} is not supported; supported: {', '.join(ROPE_KINDS)}"
             )
         scaling = RopeScaling(
             kind=kind,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 from core.errors import ConfigError
-from core.model_spec import ModelSpec
+from core.model_spec import ROPE_KINDS, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +144,46 @@ def spec_from_config_json(text: str, name: str = "pasted config.json") -> ModelS
         config = json.loads(text.lstrip("\ufeff"))
     except json.JSONDecodeError as error:
         raise ConfigError(f"{name} is not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in brackets without end
+        raise ConfigError(f"{name} cannot be read: {error}") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{name} holds a {type(config).__name__}; a config.json is one object")
     inner = config.get("text_config")  # multimodal models keep the language model one level down
     if isinstance(inner, dict) and "hidden_size" not in config:
         config = inner
+    _check_kinds(config, name)
+    if _rope_kind(config) not in ROPE_KINDS:  # it moves no byte and costs no time; only the live engine has to compute it
+        config = {k: v for k, v in config.items() if k not in ("rope_scaling", "rope_parameters")}
     try:
         return ModelSpec.from_hf_config(config, name=str(config.get("_name_or_path") or name), source=name)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{name} holds a value of the wrong kind: {error}") from None
+
+
+_COUNTS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "max_position_embeddings", "num_local_experts", "num_experts", "num_experts_per_tok", "moe_intermediate_size",
+    "sliding_window",
+)  # fmt: skip
+
+
+def _check_kinds(config: dict[str, Any], name: str) -> None:
+    """Refuse what would be cut to a whole number without a word, and what is not a table.
+
+    Raises:
+        ConfigError: naming the field.
+    """
+    for key in _COUNTS:
+        value = config.get(key)
+        if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+            raise ConfigError(f"{key} of {name} is {value!r}; give a whole number")
+    for key in ("rope_scaling", "rope_parameters"):
+        if not isinstance(config.get(key), (dict, NoneType)):
+            raise ConfigError(f"{key} of {name} is {config[key]!r}; give an object, or leave it out")
+
+
+def _rope_kind(config: dict[str, Any]) -> str:
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return str(rope.get("rope_type") or rope.get("type") or "default")

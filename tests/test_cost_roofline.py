@@ -12,7 +12,7 @@ from core.devices import DEVICE_PRESETS, DEVICES, DeviceSpec, custom_device, dev
 from core.errors import ConfigError
 from core.memory_plan import plan_memory, weight_memory_bytes
 from core.model_spec import TINY, ModelSpec
-from core.models_catalog import CATALOG, model_named, spec_from_config_json
+from core.models_catalog import CATALOG, MODELS, model_named, spec_from_config_json
 from core.roofline import (
     ATTAINABLE,
     Efficiency,
@@ -193,6 +193,36 @@ def test_pasted_configuration() -> None:
         spec_from_config_json('{"model_type": "llama", "vocab_size": 5, "num_hidden_layers": 1, "num_attention_heads": 1}')
     with pytest.raises(ConfigError, match=r"wrong kind|whole number"):
         spec_from_config_json(json.dumps({**entry.config, "hidden_size": [1]}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rope_scaling": "yarn"}, "rope_scaling of mine is 'yarn'; give an object"),
+        ({"intermediate_size": 2.5}, "intermediate_size of mine is 2.5; give a whole number"),
+        ({"vocab_size": True}, "vocab_size of mine is True; give a whole number"),
+        ({"hidden_size": 10**30}, "a whole number from 1 to 1000000000"),
+        ({"hidden_size": float("inf")}, "give a whole number"),
+    ],
+)
+def test_a_hostile_config_json_names_its_field(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        spec_from_config_json(json.dumps({**model_config(), **change}), "mine")
+
+
+def test_a_config_json_without_end_is_refused_and_one_with_another_rope_is_priced() -> None:
+    for text in ('{"a":' * 100_000, '{"hidden_size": 1' + "0" * 5000 + "}"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            spec_from_config_json(text)
+    lacking = {k: v for k, v in model_config().items() if k != "intermediate_size"}
+    with pytest.raises(ConfigError, match="lacks intermediate_size"):
+        spec_from_config_json(json.dumps(lacking))
+    plain = spec_from_config_json(json.dumps(model_config()))
+    assert spec_from_config_json(json.dumps(model_config() | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})) == plain
+
+
+def model_config() -> dict[str, object]:
+    return dict(MODELS["Qwen2.5 0.5B"].config)
 
 
 def test_every_preset_says_where_its_figures_are_from() -> None:

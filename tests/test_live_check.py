@@ -36,7 +36,10 @@ def test_the_live_requests_again_are_compared_token_for_token() -> None:
 
 
 def test_a_closed_loop_is_compared_as_a_closed_loop_that_was_running() -> None:
-    run = live_run(PICTURE, RUN.history(), 0.0, LOOP)
+    begun = live_run(PICTURE, RUN.history(), 0.0, LOOP).records
+    first = live_run(PICTURE, [replace(r, step=i + 1) for i, r in enumerate(begun)], 0.0, LOOP)
+    assert (first.was_running, first.warm_up_s) == (False, 0.0), "the window begins with the load"
+    run = live_run(PICTURE, RUN.history(), PICTURE.time_s / 4, LOOP)
     what = run.what(BASE)
     assert what.load is not None
     assert (what.load.users, what.load.is_closed, what.load.output_tokens.kind) == (5, True, LengthKind.EMPIRICAL)
@@ -102,6 +105,11 @@ def test_a_slow_minute_is_simulated_as_slow_as_it_was() -> None:
         return law.factor
 
     assert factor(slow) == pytest.approx(3 * factor(run), rel=0.01)
+    at = len(run.records) // 2
+    stuck = replace(run.records[at], duration_s=run.records[at].duration_s + 9.0, forward_s=run.records[at].forward_s + 9.0)
+    held = replace(run, records=(*run.records[:at], stuck, *run.records[at + 1 :]))
+    assert held.held_s(BASE) == pytest.approx(run.held_s(BASE) + 9.0, rel=0.05)
+    assert factor(held) == pytest.approx(factor(run), rel=0.02), "one surprise is no pace"
     few = replace(run, records=run.records[:3])
     assert BASE.coefficients is not None
     assert factor(few) == pytest.approx(BASE.coefficients.factor)

@@ -186,6 +186,23 @@ def test_lines_of_json_that_are_not_rows() -> None:
     assert odd.report.skipped[0].reason == "hash_ids not a list of whole numbers"
 
 
+def test_numbers_and_brackets_without_end_are_broken_rows() -> None:
+    huge = '{"timestamp": 1, "input_length": 1' + "0" * 5000 + ', "output_length": 4}'
+    deep = '{"a":' * 100_000
+    good = '{"timestamp": 2, "input_length": 10, "output_length": 4}'
+    trace = read_trace(f"{huge}\n{deep}\n{good}\n".encode(), name="x.jsonl")
+    assert (len(trace), trace.report.rows_skipped) == (1, 2)
+    with pytest.raises(TraceError, match="broken JSON list"):
+        read_trace(f"[{huge}]".encode(), name="x.json")
+
+
+def test_a_strange_rate_in_the_formats_own_unit_is_said() -> None:
+    rows = "\n".join(f'{{"timestamp": {3 * i}, "input_length": 100, "output_length": 20, "hash_ids": [{i}]}}' for i in range(50))
+    note = read_trace(rows.encode(), name="x.jsonl").report.time_note
+    assert "unusual: it would be 0.333 in s" in note
+    assert "unusual" not in read_trace(rows.encode(), name="x.jsonl", time_unit="s").report.time_note
+
+
 def test_rows_out_of_order_are_sorted_with_their_blocks() -> None:
     first, second = MOONCAKE.splitlines(keepends=True)
     trace = read_trace(second + first)

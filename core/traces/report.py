@@ -49,7 +49,10 @@ class TraceReport:
     def lines(self) -> tuple[str, ...]:
         """The account as sentences for a page."""
         out = [f"{self.format_label}: {self.format_note}", f"{self.rows_used} rows used, {self.rows_skipped} left out"]
-        out += [f"{s.count} rows left out: {s.reason}; first on line {s.first_line}: {s.example}" for s in self.skipped]
+        out += [
+            f"{s.count} row{'s' if s.count > 1 else ''} left out: {s.reason}; first on line {s.first_line}: {s.example}"
+            for s in self.skipped
+        ]
         if self.time_note:
             out.append(f"time in {self.time_unit}: {self.time_note}")
         if self.origin:

@@ -136,7 +136,7 @@ def jsonl_rows(text: TextIO, name: str, skip: SkipCounter) -> Iterator[Row]:
             continue
         try:
             item = json.loads(line)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # of thousands of digits, too, no number can be made
             skip.add("not JSON", number, line)
             continue
         if isinstance(item, dict):
@@ -161,7 +161,7 @@ def json_list_rows(text: TextIO, name: str, skip: SkipCounter) -> Iterator[Row]:
             return
         try:
             item, end = decoder.raw_decode(buffer, at) if at < len(buffer) else (None, at)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             item, end = None, at
             if ended or len(buffer) - at > MAX_LINE_CHARS:
                 raise TraceError(f"{name} is a broken JSON list in object {number + 1}: {error}") from None

@@ -142,10 +142,8 @@ class TimeColumn:
             for unit, each in UNIT_SECONDS.items()
         )
         if usual is not None:
-            option = next(o for o in options if o.unit == usual)
-            return usual, f"the format's own unit; mean rate {option.rate_per_s:.3g} requests/s"
-        low, high = PLAUSIBLE_RATES_PER_S
-        fitting = [o for o in options if low <= o.rate_per_s <= high]
+            return usual, _usual_note(usual, options)
+        fitting = _plausible(options)
         if len(fitting) == 1:
             found = fitting[0]
             return found.unit, (
@@ -162,3 +160,19 @@ class TimeColumn:
             if _EPOCH_2001 * factor <= self._first <= _EPOCH_2100 * factor:
                 return unit
         return None
+
+
+def _plausible(options: tuple[UnitOption, ...]) -> list[UnitOption]:
+    low, high = PLAUSIBLE_RATES_PER_S
+    return [o for o in options if low <= o.rate_per_s <= high]
+
+
+def _usual_note(usual: str, options: tuple[UnitOption, ...]) -> str:
+    """What the format's own unit makes of the column, and which unit would make more sense where that is a strange rate."""
+    option = next(o for o in options if o.unit == usual)
+    note = f"the format's own unit; mean rate {option.rate_per_s:.3g} requests/s"
+    fitting = _plausible(options)
+    if option in fitting or not fitting or not option.span_s:
+        return note
+    others = ", ".join(f"{o.rate_per_s:.3g} in {o.unit}" for o in fitting)
+    return f"{note}, which is unusual: it would be {others}; state the unit if this file was written in another"

@@ -142,7 +142,8 @@ class Check:
     Attributes:
         run: what it did; None, and `why` says why, while too few requests have ended.
         pairs: the latest answer, which stands until the next one is there; `of` is the run that it belongs to.
-        pace: how slow the window's steps were beside what the law says now.
+        pace, like_steps, held_s: how slow the window's steps were beside what the law says now, how far like ones differ, and
+            for how long the machine stood still.
     """
 
     base: LiveBase
@@ -154,6 +155,7 @@ class Check:
     of: LiveRun | None = None
     pace: float = 1.0
     like_steps: float | None = None
+    held_s: float = 0.0
 
 
 def _mark(snapshot: EngineSnapshot, load: LoadSpec | None) -> tuple[Any, ...]:
@@ -249,5 +251,6 @@ def _look(access: Access, base: LiveBase, before: Check | None, now: float) -> C
         return made
     cost = base.whatif.setup().cost
     made.run, made.pace, made.like_steps = run, run.pace(base.whatif), run.like_steps_differ(cost)
+    made.held_s = run.held_s(base.whatif)
     made.future = ask(run.what(base.whatif), run.span_s, run.warm_up_s)
     return made

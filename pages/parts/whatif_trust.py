@@ -13,6 +13,9 @@ from pages.parts.paired import shown
 PACE_TOLD = 0.15
 """From which difference on it is said that the machine has become slower or quicker than the law of the what-if."""
 
+HELD_TOLD = 0.03
+"""From which share of the time on it is said that steps were held up by something else."""
+
 _LABELS = {name: label for name, label, _ in FIGURES}
 _CHECKED = {"output_tokens_per_s": "throughput", "ttft_p50": "TTFT p50", "tpot_p50": "TPOT p50", "e2e_p50": "E2E p50"}
 
@@ -36,6 +39,8 @@ def error_words(known: whatif_run.Known, check: whatif_run.Check) -> tuple[str, 
     notes = []
     if check.like_steps is not None:
         notes.append(f"like steps in a row differ by {formats.percent(check.like_steps)} on this machine")
+    if check.held_s > HELD_TOLD * run.span_s:
+        notes.append(f"the machine stood still for {formats.seconds(check.held_s)} of that time, which no prediction knows")
     now = known.base.calibration.coefficients.factor if known.base.calibration is not None else 1.0
     if abs(check.pace / now - 1) > PACE_TOLD:
         notes.append(f"that time was {check.pace / now:.2g} times as slow as the what-if is priced; Measure again takes it up")
