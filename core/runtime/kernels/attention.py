@@ -131,11 +131,13 @@ def _visible_range(positions: int, tokens: int, window: int) -> tuple[int, int]:
 @part
 def attend(fns: int, query: int, query_stride: int, positions: int, tokens: int, kv_heads: int, group: int, head_dim: int,
            keys: int, values: int, table: int, block_size: int, block_bytes: int, head_bytes: int, row_bytes: int,
-           context: int, window: int, factor: float, result: int, result_stride: int, scratch: int) -> None:  # fmt: skip
+           context: int, window: int, factor: float, result: int, result_stride: int, scratch: int,
+           products: int, size: int) -> None:  # fmt: skip
     """One unit: `tokens` query tokens of one row, `kv_heads` neighbouring KV heads; tokens * heads <= ITEM_ROWS.
 
     query, result: the first head at the item's first token; strides in floats from token to token. A token at
     position p sees the slots (p - window, p], or [0, p] without a window.
+    products, size: table whose `scale` writes the result as inputs of a product, and the bytes of one.
     keys, values: the layer's cache at the first KV head; strides from block to block, head to head, slot to slot.
     context: 0, or slots that are read whether seen or not, as a padded batch does; what nobody sees is thrown away.
     """
@@ -177,5 +179,5 @@ def attend(fns: int, query: int, query_stride: int, positions: int, tokens: int,
         first += SEGMENT
     for line in range(total_rows):
         head, row = line // rows, line % rows
-        target = result + ((row // group) * result_stride + head * width + (row % group) * head_dim) * FLOAT_BYTES
-        scale(fns, out + line * head_dim * FLOAT_BYTES, target, head_dim, np.float32(1.0) / load_f32(sums + 4 * line))
+        target = result + ((row // group) * result_stride + head * width + (row % group) * head_dim) * size
+        scale(products, out + line * head_dim * FLOAT_BYTES, target, head_dim, np.float32(1.0) / load_f32(sums + 4 * line))

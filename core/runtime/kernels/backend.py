@@ -85,10 +85,12 @@ class KernelBackend(PlainBackend):
         wait: compile in `bind` rather than beside the first steps.
         threads: size of the team; 0 takes torch.get_num_threads().
         weight_dtype: "same", or "int8" (a failure to compile then raises: there is no plain path for it).
+        widen: multiply in float32 also where the processor multiplies bfloat16.
     """
 
-    def __init__(self, wait: bool = True, threads: int = 0, weight_dtype: str = "same") -> None:
+    def __init__(self, wait: bool = True, threads: int = 0, weight_dtype: str = "same", *, widen: bool = False) -> None:
         super().__init__()
+        self._widen = widen
         self._weight_dtype = weight_dtype
         self._wait = wait
         self._threads = threads or torch.get_num_threads()
@@ -101,9 +103,10 @@ class KernelBackend(PlainBackend):
 
     @property
     def name(self) -> str:
-        if self._fast is not None or self._built is not None:
-            weights = ", int8 weights" if self._weight_dtype == "int8" else ""
-            return f"compiled kernels, {self._threads} threads{weights}"
+        ready = self._fast or self._built
+        if ready is not None:
+            note = {"int8": ", int8 weights", "bfloat16 pairs": ", bfloat16 products"}.get(ready.products, "")
+            return f"compiled kernels, {self._threads} threads{note}"
         return f"plain PyTorch ({self._failure or 'kernels are being compiled'})"
 
     def bind(self, spec: ModelSpec, weights: ModelWeights) -> None:
@@ -171,7 +174,8 @@ class KernelBackend(PlainBackend):
         try:
             from core.runtime.kernels.fast_path import FastPath
 
-            self._built = FastPath(spec, weights, _DTYPES[weights.embedding.dtype], self._threads, self._weight_dtype)
+            dtype = _DTYPES[weights.embedding.dtype]
+            self._built = FastPath(spec, weights, dtype, self._threads, self._weight_dtype, widen=self._widen)
             (cache_folder() / _MARKER).touch()
         except Exception as error:
             self._failure = f"kernels failed to compile: {error}"

@@ -19,6 +19,7 @@ from core.runtime.kernels.merge import compiled_merge
 from core.runtime.kernels.pack import padded
 
 Int32 = npt.NDArray[np.int32]
+_INPUTS = (Word.NORMED, Word.ATTENDED, Word.ACTIVATED)
 
 
 def attention_items(batch: StepBatch, heads: int) -> tuple[Int32, Int32, Int32]:
@@ -38,10 +39,15 @@ def attention_items(batch: StepBatch, heads: int) -> tuple[Int32, Int32, Int32]:
 
 
 class StepBuffers:
-    """Owns the activations; they grow to the largest step seen and are reused."""
+    """Owns the activations; they grow to the largest step seen and are reused.
 
-    def __init__(self, spec: ModelSpec, threads: int) -> None:
+    Args:
+        inputs: dtype of the activations that products read.
+    """
+
+    def __init__(self, spec: ModelSpec, threads: int, inputs: torch.dtype = torch.float32) -> None:
         self._spec = spec
+        self._inputs = inputs
         self._threads = threads
         self._capacity = 0
         self._logits_capacity = 0
@@ -66,7 +72,8 @@ class StepBuffers:
         if tokens > self._capacity:
             self._capacity = max(tokens, 2 * self._capacity, 16)
             for word, width in self._widths.items():
-                self._activations[word] = torch.zeros(self._capacity, width)
+                dtype = self._inputs if word in _INPUTS else torch.float32
+                self._activations[word] = torch.zeros(self._capacity, width, dtype=dtype)
                 description[word] = self._activations[word].data_ptr()
             description[Word.QKV_STRIDE] = self._widths[Word.QKV]
             description[Word.ACTIVATED_STRIDE] = self._widths[Word.ACTIVATED]

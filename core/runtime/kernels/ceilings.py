@@ -1,11 +1,12 @@
 """What this machine can do at best in the terms of the kernels: the ceilings that no step of theirs can pass.
 
-    peak   six-row register tiles over one panel that stays in the first two cache levels, all threads at once
+    peak   register tiles over panels that stay in the first two cache levels, all threads at once
     DRAM   all threads read an array far above the last-level cache, in one, two, four or eight runs each
     cache  the same with an array inside the last-level cache
 
-The peak is that of the step's own multiply-adds (float32 arithmetic on the model's weights, widened on the way), so
-model FLOPs over it is the share of the machine that the products reach. Best of several: a ceiling is not an average.
+The peak is that of the step's own multiply-adds (bfloat16 pairs where the processor multiplies them, else float32
+arithmetic on weights widened on the way), so model FLOPs over it is the share of the machine that the products reach.
+Best of several: a ceiling is not an average.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import torch
 
 from core.clock import Clock
 from core.runtime.kernels import vector  # noqa: F401  a kernel's place in the table is its order of registration
-from core.runtime.kernels.emit import I64, VOID, Emitter, kernel
-from core.runtime.kernels.microkernel import MAX_ROWS, STORE
+from core.runtime.kernels.emit import I64, PAIRS, VOID, Emitter, kernel
+from core.runtime.kernels.microkernel import MAX_PAIR_ROWS, MAX_ROWS, STORE
 from core.runtime.kernels.pack import huge_empty, pack
 
 if TYPE_CHECKING:
@@ -31,20 +32,22 @@ PEAK_REPEATS = 500
 """Tiles in a row, under a millisecond of work: short enough to fall between two turns of other work on the same cores."""
 
 PEAK_ROUNDS = 80
+TILE_FLOATS = MAX_PAIR_ROWS * 32
 STREAMS = (1, 2, 4, 8)
 ROUNDS = 4
 SINK_BYTES = 64
 
 
 def _tiles(e: Emitter, element: str, d: Any, thread: Any) -> None:
-    """d: x, packed panel, out (MAX_ROWS * 16 floats a thread)."""
+    """d: x, two packed panels, out (TILE_FLOATS a thread); a tile of one panel, or of two with PAIRS."""
     x, w, out = (e.load(e.add(d, 8 * i), I64, 8) for i in range(3))
-    target = e.add(out, e.mul(thread, MAX_ROWS * 64))
+    target = e.add(out, e.mul(thread, 4 * TILE_FLOATS))
+    name = f"tile_pair_{MAX_PAIR_ROWS - 1}" if element == PAIRS else f"tile_{MAX_ROWS - 1}"
 
     def once(i: Any, state: list[Any]) -> list[Any]:
-        numbers = (PEAK_K, 0, 64, PEAK_K, 16, STORE, 0)
+        numbers = (PEAK_K, PEAK_K * 32, 64, PEAK_K, 32, STORE, 0)
         ldx, panel, k_bytes, k, ldo, mode, step = (e.const(n) for n in numbers)
-        e.call(f"tile_{MAX_ROWS - 1}", VOID, x, ldx, w, panel, k_bytes, k, target, ldo, mode, w, step)
+        e.call(name, VOID, x, ldx, w, panel, k_bytes, k, target, ldo, mode, w, step)
         return state
 
     e.loop(e.const(PEAK_REPEATS), 1, [], once)
@@ -90,12 +93,17 @@ def _best_s(team: Team, step: NativeStep, description: npt.NDArray[np.int64], cl
 
 def peak_flops(dtype: str, team: Team, clock: Clock) -> float:
     """Best rate of multiply-adds over weights of `dtype`, two operations each, FLOP/s of all threads."""
-    x = torch.full((MAX_ROWS, PEAK_K), 0.5)
-    packed = pack(torch.full((16, PEAK_K), 0.25, dtype=getattr(torch, dtype)))
-    out = torch.zeros(team.threads, MAX_ROWS * 16)
+    from core.runtime.kernels.library import BF16_PAIRS, product_dtype
+
+    products = product_dtype(dtype)
+    pairs = products == BF16_PAIRS
+    x = torch.full((MAX_PAIR_ROWS, PEAK_K), 0.5, dtype=torch.bfloat16 if pairs else torch.float32)
+    packed = pack(torch.full((32, PEAK_K), 0.25, dtype=getattr(torch, dtype)))
+    out = torch.zeros(team.threads, TILE_FLOATS)
     description = np.array([x.data_ptr(), packed.address, out.data_ptr()], np.int64)
-    operations = 2.0 * MAX_ROWS * 16 * PEAK_K * PEAK_REPEATS * team.threads
-    return operations / _best_s(team, _native("probe_tiles", dtype), description, clock, PEAK_ROUNDS)
+    outputs = 32 * MAX_PAIR_ROWS if pairs else 16 * MAX_ROWS
+    operations = 2.0 * outputs * PEAK_K * PEAK_REPEATS * team.threads
+    return operations / _best_s(team, _native("probe_tiles", products), description, clock, PEAK_ROUNDS)
 
 
 def read_bytes_per_s(num_bytes: int, team: Team, clock: Clock, passes: int = 1, rounds: int = ROUNDS) -> float:

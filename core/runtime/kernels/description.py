@@ -23,6 +23,7 @@ class Word(IntEnum):
     COUNTERS = auto()
     FUNCTIONS = auto()
     PRODUCT_FUNCTIONS = auto()
+    INPUT_BYTES = auto()
     SCRATCH = auto()
     SCRATCH_BYTES = auto()
     # the model; panel counts and the bytes from panel to panel
@@ -72,7 +73,7 @@ class Word(IntEnum):
     ITEM_TOKENS = auto()
     LOGITS_COUNT = auto()
     LOGITS_INDICES = auto()
-    # activations, float32 [tokens, stride]
+    # activations [tokens, stride], float32; NORMED, ATTENDED and ACTIVATED have INPUT_BYTES a number
     X = auto()
     NORMED = auto()
     QKV = auto()

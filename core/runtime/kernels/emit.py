@@ -25,12 +25,31 @@ from numba import types
 from numba.extending import intrinsic
 
 LANES = 16
+PAIRS = "pairs"
+"""Element of the products that multiply bfloat16 by bfloat16, two k at a time; inputs are rounded to bfloat16 first."""
 
 FLOAT = ir.FloatType()
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 VOID = ir.VoidType()
 VF = ir.VectorType(FLOAT, LANES)
 VI = ir.VectorType(I32, LANES)
+
+
+class BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite does not name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(BFloat)
+
+
+VB = ir.VectorType(BFloat(), 2 * LANES)
+VB_HALF = ir.VectorType(BFloat(), LANES)
 
 _NUMBA_TYPES = {"a": types.int64, "f": types.float32}
 _LLVM_TYPES = {"a": I64, "f": FLOAT, "v": VOID}
@@ -89,6 +108,19 @@ class Emitter:
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         return self.call(f"llvm.fma.v{a.type.count}f32", a.type, a, b, c)
+
+    def dot_pairs(self, a: Any, b: Any, c: Any) -> Any:
+        """c + a[2i] b[2i] + a[2i + 1] b[2i + 1] for bfloat16 pairs in 32-bit lanes; needs AVX512_BF16."""
+        x, y = (self.b.bitcast(v, VB) for v in (a, b))
+        return self.call("llvm.x86.avx512bf16.dpbf16ps.512", VF, c, x, y)
+
+    def store_input(self, element: str, value: Any, base: Any, index: Any) -> None:
+        """Store LANES floats as inputs of a product: bfloat16 for the products of pairs, else as they are."""
+        if element == PAIRS:
+            rounded = self.call("llvm.x86.avx512bf16.cvtneps2bf16.512", VB_HALF, value)
+            self.store(rounded, self.add(base, self.mul(index, 2)), align=2)
+        else:
+            self.store(value, self.add(base, self.mul(index, 4)))
 
     def select_max(self, a: Any, b: Any) -> Any:
         return self.b.select(self.b.fcmp_ordered(">", a, b), a, b)

@@ -12,7 +12,8 @@ from core.runtime.backend import Best, KVCache, LayerWeights, LinearWeight, Mode
 from core.runtime.kernels.attention import scratch_bytes
 from core.runtime.kernels.buffers import StepBuffers
 from core.runtime.kernels.description import COUNTER_BYTES, COUNTERS_A_LAYER, LAYER_WORDS, STEP_WORDS, LayerWord, Word
-from core.runtime.kernels.library import table_address
+from core.runtime.kernels.gemm import FLOAT_BYTES, PAIRS_BYTES
+from core.runtime.kernels.library import BF16_PAIRS, product_dtype, table_address
 from core.runtime.kernels.pack import PackedWeight, pack, pack_gate_up, padded
 from core.runtime.kernels.rows import compiled_rows
 from core.runtime.kernels.step import compiled_step
@@ -36,12 +37,19 @@ class FastPath:
     Args:
         dtype: "bfloat16" or "float32", the element type of weights and cache.
         weight_dtype: "same", or "int8": projections and head rounded to 8 bits with one scale an output.
+        widen: widen bfloat16 weights to float32 also where the processor multiplies bfloat16.
+
+    Attributes:
+        products: which library computes the products: `dtype`, "int8" or BF16_PAIRS.
     """
 
-    def __init__(self, spec: ModelSpec, weights: ModelWeights, dtype: str, threads: int, weight_dtype: str = "same") -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: ModelWeights, dtype: str, threads: int, weight_dtype: str = "same", *, widen: bool = False
+    ) -> None:
         self._spec, self._weights = spec, weights
         self._int8 = weight_dtype == "int8"
-        self._team = compile_all((dtype, "int8") if self._int8 else (dtype,), threads)
+        self.products = "int8" if self._int8 else dtype if widen else product_dtype(dtype)
+        self._team = compile_all((dtype, self.products), threads)
         self._step = compiled_step()
         self._small: list[torch.Tensor] = []
         self._plain_bytes = 0
@@ -52,7 +60,7 @@ class FastPath:
         self._floats = np.array([spec.rms_norm_eps, spec.head_dim**-0.5], np.float32)
         self._description = np.zeros(STEP_WORDS, np.int64)
         self._description_address = int(self._description.ctypes.data)
-        self._buffers = StepBuffers(spec, threads)
+        self._buffers = StepBuffers(spec, threads, torch.bfloat16 if self.products == BF16_PAIRS else torch.float32)
         self.row_calls = compiled_rows()
         self._count = 0
         self._describe_run(dtype)
@@ -105,7 +113,8 @@ class FastPath:
         d[Word.CONTROL] = self._team.control
         d[Word.COUNTERS] = self._counters.ctypes.data
         d[Word.FUNCTIONS] = table_address(dtype)
-        d[Word.PRODUCT_FUNCTIONS] = table_address("int8" if self._int8 else dtype)
+        d[Word.PRODUCT_FUNCTIONS] = table_address(self.products)
+        d[Word.INPUT_BYTES] = PAIRS_BYTES if self.products == BF16_PAIRS else FLOAT_BYTES
         d[Word.SCRATCH] = self._scratch.ctypes.data
         d[Word.SCRATCH_BYTES] = self._scratch.shape[1]
 

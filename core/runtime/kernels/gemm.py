@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from core.runtime.kernels.compiler import part
 from core.runtime.kernels.memory import fetch_add
-from core.runtime.kernels.microkernel import MAX_ROWS, STORE, tile, tile_1x4
+from core.runtime.kernels.microkernel import MAX_PAIR_ROWS, MAX_ROWS, STORE, tile, tile_1x4, tile_pair
 from core.runtime.kernels.vector import best_of, silu_mul
 
 GRAIN = 4
@@ -24,6 +24,9 @@ CHUNK_BYTES = 256 * 1024
 """Rows pass over a thread's panels in chunks of so much input, which stay in the second cache level meanwhile."""
 
 FLOAT_BYTES = 4
+PAIRS_BYTES = 2
+"""Bytes of an input that is rounded to bfloat16 for the products of PAIRS; other inputs have FLOAT_BYTES."""
+
 PANEL = 16
 PANEL_BYTES = PANEL * FLOAT_BYTES
 BEST_BYTES = 3 * PANEL_BYTES
@@ -31,21 +34,36 @@ BEST_BYTES = 3 * PANEL_BYTES
 
 
 @part
-def rows_of_tile(rows_left: int) -> int:
-    """Split the rows into equal tiles of at most MAX_ROWS: 16 rows are 6 + 5 + 5, not 6 + 6 + 4."""
-    tiles = (rows_left + MAX_ROWS - 1) // MAX_ROWS
+def rows_of_tile(rows_left: int, most: int) -> int:
+    """Split the rows into equal tiles of at most `most`: 16 rows are 6 + 5 + 5, not 6 + 6 + 4."""
+    tiles = (rows_left + most - 1) // most
     return (rows_left + tiles - 1) // tiles
 
 
 @part
-def rows_of_chunk(k: int) -> int:
-    """Rows whose input of `k` floats each fits into CHUNK_BYTES, whole tiles."""
-    return max(CHUNK_BYTES // (k * FLOAT_BYTES) // MAX_ROWS, 4) * MAX_ROWS
+def rows_of_chunk(k: int, size: int) -> int:
+    """Rows whose input of `k` numbers each fits into CHUNK_BYTES, whole tiles."""
+    return max(CHUNK_BYTES // (k * size) // MAX_PAIR_ROWS, 2) * MAX_PAIR_ROWS
 
 
 @part
-def _run_panels(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, count: int, out: int, ldo: int,
-                mode: int, following: int) -> None:  # fmt: skip
+def _run_pair(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, out: int, ldo: int, mode: int,
+              ahead: int) -> None:  # fmt: skip
+    """Two neighbouring panels of PAIRS for all rows; the two panels at `ahead` are fetched meanwhile."""
+    row = 0
+    tiles = (rows + MAX_PAIR_ROWS - 1) // MAX_PAIR_ROWS
+    step, share = PANEL_BYTES // tiles, panel_bytes // tiles
+    while row < rows:
+        m = rows_of_tile(rows - row, MAX_PAIR_ROWS)
+        source, target = x + row * ldx * PAIRS_BYTES, out + row * ldo * FLOAT_BYTES
+        tile_pair(fns, m - 1, source, ldx, w, panel_bytes, PANEL_BYTES, k, target, ldo, mode, ahead, step)
+        ahead += share
+        row += m
+
+
+@part
+def _run_panels(fns: int, size: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, count: int, out: int,
+                ldo: int, mode: int, following: int) -> None:  # fmt: skip
     """`count` neighbouring panels for all rows; `following` is the panel that comes next, fetched meanwhile."""
     if rows == 1:
         while count >= 4:
@@ -53,6 +71,13 @@ def _run_panels(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int,
             w += 4 * panel_bytes
             out += 4 * PANEL_BYTES
             count -= 4
+    elif size == PAIRS_BYTES:
+        while count >= 2:
+            ahead = w + 2 * panel_bytes if count > 2 else following
+            _run_pair(fns, x, ldx, rows, w, panel_bytes, k, out, ldo, mode, ahead)
+            w += 2 * panel_bytes
+            out += 2 * PANEL_BYTES
+            count -= 2
     for panel in range(count):
         row = 0
         ahead = w + (panel + 1) * panel_bytes if panel + 1 < count else following
@@ -60,42 +85,51 @@ def _run_panels(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int,
         step = PANEL_BYTES // tiles
         share = panel_bytes // tiles
         while row < rows:
-            m = rows_of_tile(rows - row)
+            m = rows_of_tile(rows - row, MAX_ROWS)
             target = out + panel * PANEL_BYTES + row * ldo * FLOAT_BYTES
-            source = x + row * ldx * FLOAT_BYTES
+            source = x + row * ldx * size
             tile(fns, m - 1, source, ldx, w + panel * panel_bytes, 0, PANEL_BYTES, k, target, ldo, mode, ahead, step)
             ahead += share
             row += m
 
 
 @part
-def _take(counter: int, total: int, threads: int) -> tuple[int, int]:
-    """Next (start, count) of `total` units, GRAIN at a time and single ones towards the end; count 0 when none is left."""
-    large = max(0, total - 2 * GRAIN * (threads - 1)) // GRAIN
+def _take(counter: int, total: int, threads: int, grain: int) -> tuple[int, int]:
+    """Next (start, count) of `total` units, `grain` at a time and single ones towards the end; count 0 when none is left."""
+    large = max(0, total - 2 * grain * (threads - 1)) // grain
     ticket = fetch_add(counter, 1)
     if ticket < large:
-        return ticket * GRAIN, GRAIN
-    start = large * GRAIN + (ticket - large)
+        return ticket * grain, grain
+    start = large * grain + (ticket - large)
     return start, (1 if start < total else 0)
 
 
 @part
-def gemm(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, panels: int, out: int, ldo: int, mode: int,
-         counter: int, threads: int, best: int, columns: int) -> None:  # fmt: skip
+def _take_panels(counter: int, panels: int, threads: int, unit: int) -> tuple[int, int]:
+    """Next (start, count) of the panels, which stay together in units of `unit`."""
+    start, count = _take(counter, (panels + unit - 1) // unit, threads, GRAIN // unit)
+    return start * unit, min(count * unit, panels - start * unit)
+
+
+@part
+def gemm(fns: int, size: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, panels: int, out: int, ldo: int,
+         mode: int, counter: int, threads: int, best: int, columns: int) -> None:  # fmt: skip
     """This thread's share of out (mode)= x W^T; every thread of the team calls it with the same arguments.
 
+    size: bytes of a number of x.
     best: 0, or where this thread keeps BEST_BYTES a row of the largest among the first `columns` outputs; they are
     looked at while they are still in the cache.
     """
-    chunk = rows_of_chunk(k)
-    start, count = _take(counter, panels, threads)
-    while count != 0:
-        next_start, next_count = _take(counter, panels, threads)
+    chunk = rows_of_chunk(k, size)
+    unit = 2 if size == PAIRS_BYTES and rows > 1 else 1
+    start, count = _take_panels(counter, panels, threads, unit)
+    while count > 0:
+        next_start, next_count = _take_panels(counter, panels, threads, unit)
         target, here = out + start * PANEL_BYTES, w + start * panel_bytes
         for row in range(0, rows, chunk):
             following = w + next_start * panel_bytes if row + chunk >= rows else here
-            source, goal = x + row * ldx * FLOAT_BYTES, target + row * ldo * FLOAT_BYTES
-            _run_panels(fns, source, ldx, min(chunk, rows - row), here, panel_bytes, k, count, goal, ldo, mode, following)
+            source, goal = x + row * ldx * size, target + row * ldo * FLOAT_BYTES
+            _run_panels(fns, size, source, ldx, min(chunk, rows - row), here, panel_bytes, k, count, goal, ldo, mode, following)
         if best != 0:
             width = min(count * PANEL, columns - start * PANEL)
             for row in range(rows):
@@ -104,25 +138,28 @@ def gemm(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int
 
 
 @part
-def _activate(fns: int, scratch: int, stride: int, rows: int, pairs: int, out: int, ldo: int) -> None:
+def _activate(fns: int, size: int, scratch: int, stride: int, rows: int, pairs: int, out: int, ldo: int) -> None:
     """out = silu(gate) * up for pairs of 16 columns."""
     for row in range(rows):
         for pair in range(pairs):
             gate = scratch + (row * stride + pair * 2 * PANEL) * FLOAT_BYTES
-            silu_mul(fns, gate, gate + PANEL_BYTES, out + row * ldo * FLOAT_BYTES + pair * PANEL_BYTES, PANEL)
+            silu_mul(fns, gate, gate + PANEL_BYTES, out + (row * ldo + pair * PANEL) * size, PANEL)
 
 
 @part
-def gemm_silu_mul(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, pairs: int, out: int, ldo: int,
-                  scratch: int, counter: int, threads: int) -> None:  # fmt: skip
-    """out = silu(gate) * up, the panels of W alternating gate and up; scratch holds GATED_FLOATS floats a thread."""
-    start, count = _take(counter, pairs, threads)
+def gemm_silu_mul(fns: int, size: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, pairs: int, out: int,
+                  ldo: int, scratch: int, counter: int, threads: int) -> None:  # fmt: skip
+    """out = silu(gate) * up, the panels of W alternating gate and up; scratch holds GATED_FLOATS floats a thread.
+
+    size: bytes of a number of x and of out.
+    """
+    start, count = _take(counter, pairs, threads, GRAIN)
     while count != 0:
-        next_start, next_count = _take(counter, pairs, threads)
+        next_start, next_count = _take(counter, pairs, threads, GRAIN)
         if rows == 1:
             here = w + 2 * start * panel_bytes
-            _run_panels(fns, x, ldx, rows, here, panel_bytes, k, 2 * count, scratch, 2 * GRAIN * PANEL, STORE, here)
-            _activate(fns, scratch, 2 * GRAIN * PANEL, rows, count, out + start * PANEL_BYTES, ldo)
+            _run_panels(fns, size, x, ldx, rows, here, panel_bytes, k, 2 * count, scratch, 2 * GRAIN * PANEL, STORE, here)
+            _activate(fns, size, scratch, 2 * GRAIN * PANEL, rows, count, out + start * PANEL * size, ldo)
         else:
             for row in range(0, rows, GATED_ROWS):
                 m = min(GATED_ROWS, rows - row)
@@ -130,7 +167,7 @@ def gemm_silu_mul(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: in
                 for pair in range(start, start + count):
                     here = w + 2 * pair * panel_bytes
                     following = here + 2 * panel_bytes if pair + 1 < start + count else last
-                    source, target = x + row * ldx * FLOAT_BYTES, out + row * ldo * FLOAT_BYTES + pair * PANEL_BYTES
-                    _run_panels(fns, source, ldx, m, here, panel_bytes, k, 2, scratch, 2 * PANEL, STORE, following)
-                    _activate(fns, scratch, 2 * PANEL, m, 1, target, ldo)
+                    source, target = x + row * ldx * size, out + (row * ldo + pair * PANEL) * size
+                    _run_panels(fns, size, source, ldx, m, here, panel_bytes, k, 2, scratch, 2 * PANEL, STORE, following)
+                    _activate(fns, size, scratch, 2 * PANEL, m, 1, target, ldo)
         start, count = next_start, next_count

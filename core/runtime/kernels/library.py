@@ -22,9 +22,10 @@ from llvmlite import ir
 
 from core.runtime.kernels import ceilings  # noqa: F401  registers its kernels after all others
 from core.runtime.kernels.compiler import cache_folder
-from core.runtime.kernels.emit import KERNELS, define
+from core.runtime.kernels.emit import KERNELS, PAIRS, define
 
-ELEMENTS = {"bfloat16": "bf16", "float32": "f32", "int8": "int8"}
+BF16_PAIRS = "bfloat16 pairs"
+ELEMENTS = {"bfloat16": "bf16", "float32": "f32", "int8": "int8", BF16_PAIRS: PAIRS}
 
 _lock = threading.Lock()
 _alive: list[Any] = []
@@ -81,8 +82,15 @@ def _table(element: str) -> npt.NDArray[np.int64]:
     return np.array([engine.get_function_address(entry.name) for entry in KERNELS], np.int64)
 
 
+@cache
+def product_dtype(dtype: str) -> str:
+    """The library whose products serve a model dtype here: that of bfloat16 pairs where the processor multiplies them."""
+    has_pairs = llvm.get_host_cpu_features().get("avx512bf16", False)
+    return BF16_PAIRS if dtype == "bfloat16" and has_pairs else dtype
+
+
 def table_address(dtype: str) -> int:
-    """Return the address of the table of kernels for a model dtype ("bfloat16", "float32"; "int8" for products only)."""
+    """Return the address of the table of kernels for a dtype: "bfloat16", "float32"; for products also "int8", BF16_PAIRS."""
     with _lock:
         return int(_table(ELEMENTS[dtype]).ctypes.data)
 

@@ -1,5 +1,7 @@
 """The register tile: out[m rows, p * 16 columns] = x[m rows, K] times p panels of packed weights.
 
+    x                    float32; bfloat16 for the products of PAIRS
+
     panel of bfloat16    [K / 2][16 columns][2]   one 32-bit lane holds k (low half) and k + 1 of a column
     panel of float32     [K][16 columns]
     panel of int8        [16 scales, float32] [K][16 columns]      a column's sum is multiplied by its scale at the end
@@ -8,6 +10,10 @@
 Widening bfloat16 costs one shift for even k and one mask for odd k; both run beside the multiply-adds. Each output
 is ONE chain of fused multiply-adds over k = 0, 1, 2, ... whatever m and p are, so a row's result does not depend on
 the rows that share its tile. Six rows by 16 columns fill the 16 registers of AVX2 (12 sums, 2 weights, 1 broadcast).
+
+PAIRS multiplies bfloat16 as it is, two k an instruction (AVX512_BF16): the chain is over pairs of k. Twelve rows by
+two panels fill the 32 registers of AVX-512 (24 sums), and a broadcast serves two products; with one panel the loads
+of the broadcasts are the limit.
 """
 
 from __future__ import annotations
@@ -16,9 +22,12 @@ from typing import Any
 
 from llvmlite import ir
 
-from core.runtime.kernels.emit import FLOAT, I8, I64, LANES, VF, VI, Emitter, family, kernel
+from core.runtime.kernels.emit import FLOAT, I8, I32, I64, LANES, PAIRS, VF, VI, VOID, Emitter, family, kernel
 
 MAX_ROWS = 6
+MAX_PAIR_ROWS = 12
+"""Rows of a tile of two panels."""
+
 INT8_COVERED = 4
 """k of an int8 panel in one cache line."""
 
@@ -32,6 +41,8 @@ def _panel_weights(e: Emitter, element: str, address: Any) -> tuple[Any, ...]:
     """The next weights of one panel as float32: one vector for each k that the load covers."""
     if element == "f32":
         return (e.load(address),)
+    if element == PAIRS:
+        return (e.load(address, VI),)
     if element == "int8":
         kind = ir.VectorType(I8, LANES)
         raws = [e.load(e.add(address, LANES * i), kind, 1) for i in range(INT8_COVERED)]
@@ -45,9 +56,10 @@ def _panel_weights(e: Emitter, element: str, address: Any) -> tuple[Any, ...]:
 class _Tile:
     """The sums of a tile: where they start, how they grow, where they go."""
 
-    def __init__(self, e: Emitter, rows: int, panels: int, x: Any, ldx: Any, out: Any, ldo: Any) -> None:
-        self.e, self.rows, self.panels = e, rows, panels
-        self.x = [e.at(e.add(x, e.mul(ldx, 4 * r)), FLOAT) for r in range(rows)]
+    def __init__(self, e: Emitter, rows: int, panels: int, x: Any, ldx: Any, out: Any, ldo: Any, *, pairs: bool = False) -> None:
+        self.e, self.rows, self.panels, self.pairs = e, rows, panels, pairs
+        kind, size = (I32, 2) if pairs else (FLOAT, 4)
+        self.x = [e.at(e.add(x, e.mul(ldx, size * r)), kind) for r in range(rows)]
         self.targets = [e.add(e.add(out, e.mul(ldo, 4 * r)), 4 * LANES * j) for r in range(rows) for j in range(panels)]
 
     def start(self, mode: Any) -> list[Any]:
@@ -63,13 +75,14 @@ class _Tile:
         return [self._either((ir.Constant(VF, None), entry), (value, resume)) for value in old]
 
     def grow(self, sums: list[Any], k: Any, weights: list[Any]) -> list[Any]:
-        """sums + x[:, k] weights."""
+        """sums + x[:, k] weights; of pairs, the k-th pair."""
         b = self.e.b
+        multiply = self.e.dot_pairs if self.pairs else self.e.fma
         for r in range(self.rows):
-            value = self.e.splat(b.load(b.gep(self.x[r], [k]), align=4))
+            value = self.e.splat(b.load(b.gep(self.x[r], [k]), align=2 if self.pairs else 4))
             for j in range(self.panels):
                 cell = r * self.panels + j
-                sums[cell] = self.e.fma(value, weights[j], sums[cell])
+                sums[cell] = multiply(value, weights[j], sums[cell])
         return sums
 
     def finish(self, sums: list[Any], mode: Any) -> None:
@@ -93,24 +106,35 @@ class _Tile:
         return phi
 
 
-def _packed(rows: int, panels: int) -> Any:
-    """Body of a tile over packed panels; meanwhile the line at ahead + i * ahead_step is fetched. No CONTINUE with int8."""
+def _packed(rows: int, panels: int, *, both: bool = False) -> Any:
+    """Body of a tile over packed panels; meanwhile the line at ahead + i * ahead_step is fetched. No CONTINUE with int8.
+
+    both: the tile of two panels, for PAIRS only; the lines of two panels are fetched.
+    """
 
     def body(
         e: Emitter, element: str, x: Any, ldx: Any, w: Any, panel_bytes: Any, k_bytes: Any, k: Any, out: Any, ldo: Any, mode: Any,
         ahead: Any, ahead_step: Any,
     ) -> None:  # fmt: skip
-        tile = _Tile(e, rows, panels, x, ldx, out, ldo)
+        if both and element != PAIRS:
+            e.call("llvm.trap", VOID)
+            return
+        tile = _Tile(e, rows, panels, x, ldx, out, ldo, pairs=element == PAIRS)
         starts = [e.add(w, e.mul(panel_bytes, j)) for j in range(panels)]
-        covered = {"f32": 1, "bf16": 2, "int8": INT8_COVERED}[element]
+        covered = {"f32": 1, "bf16": 2, PAIRS: 2, "int8": INT8_COVERED}[element]
         scales = [e.load(start) for start in starts] if element == "int8" else []
         if scales:
             starts = [e.add(start, SCALES_BYTES) for start in starts]
 
         def advance(index: Any, sums: list[Any]) -> list[Any]:
             i = e.b.lshr(index, e.const(covered.bit_length() - 1))
-            e.prefetch(e.add(ahead, e.mul(i, ahead_step)))
+            next_line = e.add(ahead, e.mul(i, ahead_step))
+            e.prefetch(next_line)
+            if both:
+                e.prefetch(e.add(next_line, panel_bytes))
             loaded = [_panel_weights(e, element, e.add(start, e.mul(i, k_bytes))) for start in starts]
+            if element == PAIRS:
+                return tile.grow(sums, i, [w[0] for w in loaded])
             for s in range(covered):
                 sums = tile.grow(sums, e.add(index, s), [w[s] for w in loaded])
             return sums
@@ -144,6 +168,9 @@ def _listed(rows: int, panels: int) -> Any:
 
 tile = family("tile", "a" * 11, "v", [_packed(rows, 1) for rows in range(1, MAX_ROWS + 1)])
 """tile(table, rows - 1, x, ldx, w, panel_bytes, k_bytes, k, out, ldo, mode, ahead, ahead_step): one panel."""
+
+tile_pair = family("tile_pair", "a" * 11, "v", [_packed(rows, 2, both=True) for rows in range(1, MAX_PAIR_ROWS + 1)])
+"""tile_pair(table, rows - 1, x, ldx, w, panel_bytes, ...): two panels that lie panel_bytes apart; PAIRS only."""
 
 tile_1x4 = kernel("tile_1x4", "a" * 11, "v", _packed(1, 4))
 """One row leaves most registers free: several panels at once keep the multiply-adds busy."""

@@ -3,7 +3,8 @@
     embed, norm | qkv | rotate, write KV | attend | o + residual | norm | gate, up, silu | down + residual | norm ... head
                 a bar is a barrier of the team; within a phase panels, rows or items are dealt to the threads
 
-Activations stay float32 between the operations, so a bfloat16 model rounds less often than the plain path. Nothing
+Activations stay float32 between the operations, so a bfloat16 model rounds less often than the plain path; inputs of
+products are rounded to bfloat16 only where the processor multiplies them so (PAIRS). Nothing
 crosses into Python between the phases, and the GIL is handed over once a step.
 """
 
@@ -23,19 +24,20 @@ from core.runtime.kernels.vector import add, narrow, rms_norm, rotate, widen
 
 
 @part
-def _norm_row(fns: int, d: int, source: int, target: int, weight: int) -> None:
+def _norm_row(products: int, d: int, source: int, target: int, weight: int) -> None:
     hidden = word(d, Word.HIDDEN)
-    rms_norm(fns, source, weight, target, hidden, hidden, load_f32(word(d, Word.EPSILON_AND_FACTOR)))
+    rms_norm(products, source, weight, target, hidden, hidden, load_f32(word(d, Word.EPSILON_AND_FACTOR)))
 
 
 @part
 def _norm_rows(fns: int, d: int, thread: int, weight: int, bias: int) -> None:
     """normed = rms_norm(x), rows dealt in turn; a bias (0 for none) is added to x first."""
-    row_bytes = word(d, Word.HIDDEN) * FLOAT_BYTES
+    hidden, products = word(d, Word.HIDDEN), word(d, Word.PRODUCT_FUNCTIONS)
     for row in range(thread, word(d, Word.TOKENS), word(d, Word.THREADS)):
+        source = word(d, Word.X) + row * hidden * FLOAT_BYTES
         if bias != 0:
-            add(fns, bias, word(d, Word.X) + row * row_bytes, word(d, Word.HIDDEN))
-        _norm_row(fns, d, word(d, Word.X) + row * row_bytes, word(d, Word.NORMED) + row * row_bytes, weight)
+            add(fns, bias, source, hidden)
+        _norm_row(products, d, source, word(d, Word.NORMED) + row * hidden * word(d, Word.INPUT_BYTES), weight)
 
 
 @part
@@ -109,51 +111,52 @@ def _attend_items(fns: int, d: int, layer: int, thread: int, counter: int) -> No
             word(layer, LayerWord.VALUES) + kv * word(d, Word.HEAD_BYTES),
             word(d, Word.BLOCK_TABLES) + row * word(d, Word.TABLE_BYTES), word(d, Word.BLOCK_SIZE), word(d, Word.BLOCK_BYTES),
             word(d, Word.HEAD_BYTES), word(d, Word.ROW_BYTES), context, word(d, Word.WINDOW), factor,
-            word(d, Word.ATTENDED) + first * heads * head_dim * FLOAT_BYTES + place, heads * head_dim, scratch,
+            word(d, Word.ATTENDED) + (first * heads + kv * group) * head_dim * word(d, Word.INPUT_BYTES), heads * head_dim,
+            scratch, word(d, Word.PRODUCT_FUNCTIONS), word(d, Word.INPUT_BYTES),
         )  # fmt: skip
 
 
 @part
 def _layer(fns: int, d: int, layer: int, thread: int, counters: int) -> None:
     """From normed = input norm of x to x with both residuals added."""
-    products = word(d, Word.PRODUCT_FUNCTIONS)
+    products, size = word(d, Word.PRODUCT_FUNCTIONS), word(d, Word.INPUT_BYTES)
     threads, control, tokens = word(d, Word.THREADS), word(d, Word.CONTROL), word(d, Word.TOKENS)
     hidden, intermediate = word(d, Word.HIDDEN), word(d, Word.INTERMEDIATE)
     q_size = word(d, Word.HEADS) * word(d, Word.HEAD_DIM)
     x, normed, qkv, attended = word(d, Word.X), word(d, Word.NORMED), word(d, Word.QKV), word(d, Word.ATTENDED)
     activated, width = word(d, Word.ACTIVATED), word(d, Word.ACTIVATED_STRIDE)
     scratch = word(d, Word.SCRATCH) + thread * word(d, Word.SCRATCH_BYTES)
-    gemm(products, normed, hidden, tokens, word(layer, LayerWord.QKV), word(d, Word.QKV_PANEL_BYTES), hidden,
+    gemm(products, size, normed, hidden, tokens, word(layer, LayerWord.QKV), word(d, Word.QKV_PANEL_BYTES), hidden,
          word(d, Word.QKV_PANELS), qkv, word(d, Word.QKV_STRIDE), STORE, counters, threads, 0, 0)  # fmt: skip
     barrier(control, threads)
     _rotate_and_write(fns, d, layer, thread)
     barrier(control, threads)
     _attend_items(fns, d, layer, thread, counters + COUNTER_BYTES)
     barrier(control, threads)
-    gemm(products, attended, q_size, tokens, word(layer, LayerWord.OUTPUT), word(d, Word.O_PANEL_BYTES), q_size,
+    gemm(products, size, attended, q_size, tokens, word(layer, LayerWord.OUTPUT), word(d, Word.O_PANEL_BYTES), q_size,
          word(d, Word.O_PANELS), x, hidden, ADD, counters + 2 * COUNTER_BYTES, threads, 0, 0)  # fmt: skip
     barrier(control, threads)
     _norm_rows(fns, d, thread, word(layer, LayerWord.POST_NORM), word(layer, LayerWord.OUTPUT_BIAS))
     barrier(control, threads)
-    gemm_silu_mul(products, normed, hidden, tokens, word(layer, LayerWord.GATE_UP), word(d, Word.GATE_UP_PANEL_BYTES), hidden,
-                  word(d, Word.GATE_UP_PAIRS), activated, width, scratch, counters + 3 * COUNTER_BYTES, threads)  # fmt: skip
+    gemm_silu_mul(products, size, normed, hidden, tokens, word(layer, LayerWord.GATE_UP), word(d, Word.GATE_UP_PANEL_BYTES),
+                  hidden, word(d, Word.GATE_UP_PAIRS), activated, width, scratch, counters + 3 * COUNTER_BYTES,
+                  threads)  # fmt: skip
     barrier(control, threads)
-    gemm(products, activated, width, tokens, word(layer, LayerWord.DOWN), word(d, Word.DOWN_PANEL_BYTES), intermediate,
+    gemm(products, size, activated, width, tokens, word(layer, LayerWord.DOWN), word(d, Word.DOWN_PANEL_BYTES), intermediate,
          word(d, Word.DOWN_PANELS), x, hidden, ADD, counters + 4 * COUNTER_BYTES, threads, 0, 0)  # fmt: skip
     barrier(control, threads)
 
 
 @part
-def _logits(fns: int, d: int, thread: int, counter: int) -> None:
+def _logits(d: int, thread: int, counter: int) -> None:
     """Final norm and head of the wanted tokens only, and the largest logit of each."""
-    products = word(d, Word.PRODUCT_FUNCTIONS)
+    products, size = word(d, Word.PRODUCT_FUNCTIONS), word(d, Word.INPUT_BYTES)
     threads, hidden, count = word(d, Word.THREADS), word(d, Word.HIDDEN), word(d, Word.LOGITS_COUNT)
-    row_bytes = hidden * FLOAT_BYTES
     for i in range(thread, count, threads):
-        source = word(d, Word.X) + load_i64(word(d, Word.LOGITS_INDICES) + 8 * i) * row_bytes
-        _norm_row(fns, d, source, word(d, Word.NORMED) + i * row_bytes, word(d, Word.FINAL_NORM))
+        source = word(d, Word.X) + load_i64(word(d, Word.LOGITS_INDICES) + 8 * i) * hidden * FLOAT_BYTES
+        _norm_row(products, d, source, word(d, Word.NORMED) + i * hidden * size, word(d, Word.FINAL_NORM))
     barrier(word(d, Word.CONTROL), threads)
-    gemm(products, word(d, Word.NORMED), hidden, count, word(d, Word.HEAD), word(d, Word.HEAD_PANEL_BYTES), hidden,
+    gemm(products, size, word(d, Word.NORMED), hidden, count, word(d, Word.HEAD), word(d, Word.HEAD_PANEL_BYTES), hidden,
          word(d, Word.HEAD_PANELS), word(d, Word.LOGITS), word(d, Word.LOGITS_STRIDE), STORE, counter, threads,
          word(d, Word.BEST) + thread * word(d, Word.BEST_THREAD_BYTES), word(d, Word.VOCAB))  # fmt: skip
 
@@ -170,7 +173,7 @@ def _run(d: int, thread: int) -> None:
         _layer(fns, d, layer, thread, counters)
         counters += COUNTERS_A_LAYER * COUNTER_BYTES
     if word(d, Word.LOGITS_COUNT) != 0:
-        _logits(fns, d, thread, counters)
+        _logits(d, thread, counters)
 
 
 @cache

@@ -1,5 +1,7 @@
 """The small vector loops of a layer: norm, rotary turn, softmax, gated activation, conversions, a transpose.
 
+What rms_norm, silu_mul and scale write is the input of a product: bfloat16 in the library of PAIRS, else float32.
+
 exp(x) = 2^n * p(r) with n = round(x / ln 2), r = x - n ln 2, p a polynomial of degree 6 (relative error below 2e-7);
 values below -87.3 give exactly 0, so a masked score of minus infinity weighs nothing.
 """
@@ -54,7 +56,7 @@ def _rms_norm(e: Emitter, element: str, x: Any, weight: Any, out: Any, padded: A
     def write(i: Any, state: list[Any]) -> list[Any]:
         offset = e.mul(i, 4)
         value = b.fmul(b.fmul(e.load(e.add(x, offset)), scale), e.load(e.add(weight, offset)))
-        e.store(value, e.add(out, offset))
+        e.store_input(element, value, out, i)
         return state
 
     e.loop(padded, _STEP, [], write)
@@ -102,8 +104,7 @@ def _scale(e: Emitter, element: str, source: Any, target: Any, n: Any, factor: A
     wide = e.splat(factor)
 
     def move(i: Any, state: list[Any]) -> list[Any]:
-        offset = e.mul(i, 4)
-        e.store(e.b.fmul(e.load(e.add(source, offset)), wide), e.add(target, offset))
+        e.store_input(element, e.b.fmul(e.load(e.add(source, e.mul(i, 4))), wide), target, i)
         return state
 
     e.loop(n, _STEP, [], move)
@@ -161,7 +162,7 @@ def _silu_mul(e: Emitter, element: str, gate: Any, up: Any, out: Any, n: Any) ->
         offset = e.mul(i, 4)
         g = e.load(e.add(gate, offset))
         bottom = b.fadd(e.vector(1.0), _exp(e, b.fsub(e.vector(-0.0), g)))
-        e.store(b.fmul(b.fdiv(g, bottom), e.load(e.add(up, offset))), e.add(out, offset))
+        e.store_input(element, b.fmul(b.fdiv(g, bottom), e.load(e.add(up, offset))), out, i)
         return state
 
     e.loop(n, _STEP, [], step)
