@@ -22,6 +22,8 @@ from core.runtime.kernels.compiler import unavailable_reason
 if unavailable_reason():
     pytest.skip(unavailable_reason(), allow_module_level=True)
 
+from core.runtime.kernels.library import BF16_PAIRS, product_dtype
+
 CPU = torch.device("cpu")
 WIDE = dataclasses.replace(
     TINY, name="wide", attention_bias=True, output_bias=True, qk_norm=True, num_heads=6, num_kv_heads=2, intermediate_size=100,
@@ -79,8 +81,12 @@ class Rig:
         return self.model.forward(batch).float().clone()
 
 
-def fast(threads=2):
-    return KernelBackend(wait=True, threads=threads)
+KINDS = {"float32": (torch.float32, False), "bfloat16": (torch.bfloat16, False), "bfloat16, widened": (torch.bfloat16, True)}
+"""(dtype, widen): bfloat16 multiplies pairs where the processor can, and the widening products are tested there too."""
+
+
+def fast(threads=2, widen=False):
+    return KernelBackend(wait=True, threads=threads, widen=widen)
 
 
 def ids(seed, n, vocab=256):
@@ -97,11 +103,12 @@ SCENARIO = [
 ]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("block_size", [1, 5, 16, 64])
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
-def test_the_compiled_step_equals_the_plain_model(spec, block_size, dtype):
-    plain, quick = (Rig(spec, b, dtype, block_size) for b in (PlainBackend(), fast()))
+def test_the_compiled_step_equals_the_plain_model(spec, block_size, kind):
+    dtype, widen = KINDS[kind]
+    plain, quick = (Rig(spec, b, dtype, block_size) for b in (PlainBackend(), fast(widen=widen)))
     assert quick.backend.name.startswith("compiled kernels")
     for tokens in SCENARIO:
         expected, found = plain.step(tokens), quick.step(tokens)
@@ -114,36 +121,46 @@ def test_the_compiled_step_equals_the_plain_model(spec, block_size, dtype):
         assert (a[written].float() - b[written].float()).abs().max() <= TOLERANCE[dtype] * scale
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
-def test_a_row_gives_the_same_bits_alone_in_company_and_in_chunks(spec, dtype):
+def test_a_row_gives_the_same_bits_alone_in_company_and_in_chunks(spec, kind):
     prompt, more = ids(1, 150), ids(2, 3)
-    alone = Rig(spec, fast(), dtype)
+    dtype, widen = KINDS[kind]
+    alone = Rig(spec, fast(widen=widen), dtype)
     expected = [alone.step({0: prompt}), *(alone.step({0: [t]}) for t in more)]
 
-    chunked = Rig(spec, fast(1), dtype, seed=5)
+    chunked = Rig(spec, fast(1, widen), dtype, seed=5)
     for first in range(0, 150, 37):
         last = chunked.step({2: prompt[first : first + 37]})
     assert torch.equal(last, expected[0])
 
-    company = Rig(spec, fast(), dtype, block_size=5, seed=9)
+    company = Rig(spec, fast(widen=widen), dtype, block_size=5, seed=9)
     company.step({3: ids(3, 21), 0: ids(4, 2)})
     first = company.step({1: prompt, 3: ids(5, 1), 0: ids(6, 90)})
     assert torch.equal(first[:1], expected[0])
     for token, logits in zip(more, expected[1:], strict=True):
         assert torch.equal(company.step({0: ids(8, 1), 3: ids(9, 1), 1: [token]})[2:], logits)
 
-    one_by_one = Rig(spec, fast(), dtype)
+    one_by_one = Rig(spec, fast(widen=widen), dtype)
     for token in prompt:
         last = one_by_one.step({0: [token]})
     assert torch.equal(last, expected[0])
 
 
+def test_bfloat16_is_multiplied_in_pairs_exactly_where_the_processor_can():
+    native, widened = (Rig(TINY, fast(widen=w), torch.bfloat16).backend for w in (False, True))
+    pairs = product_dtype("bfloat16") == BF16_PAIRS
+    assert native.name == "compiled kernels, 2 threads" + (", bfloat16 products" if pairs else "")
+    assert widened.name == "compiled kernels, 2 threads"
+    assert product_dtype("float32") == "float32"
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 def test_the_number_of_threads_changes_no_bit(threads):
-    two, other = Rig(TINY, fast(2)), Rig(TINY, fast(threads))
-    for tokens in SCENARIO:
-        assert torch.equal(two.step(tokens), other.step(tokens))
+    for dtype in TOLERANCE:
+        two, other = Rig(TINY, fast(2), dtype), Rig(TINY, fast(threads), dtype)
+        for tokens in SCENARIO:
+            assert torch.equal(two.step(tokens), other.step(tokens))
 
 
 def test_a_padded_rectangle_equals_the_ragged_batch():

@@ -17,6 +17,7 @@ if unavailable_reason():
 
 from core.runtime import probe
 from core.runtime.kernels import ceilings
+from core.runtime.kernels.library import BF16_PAIRS, product_dtype
 from core.runtime.kernels.team import largest_team, team
 
 
@@ -38,7 +39,8 @@ class HalfSecondClock:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_operations_and_bytes_are_counted_for_all_threads(threads, dtype):
     crew = team(threads)
-    operations = 2 * ceilings.MAX_ROWS * 16 * ceilings.PEAK_K * ceilings.PEAK_REPEATS * threads
+    outputs = 32 * ceilings.MAX_PAIR_ROWS if product_dtype(dtype) == BF16_PAIRS else 16 * ceilings.MAX_ROWS
+    operations = 2 * outputs * ceilings.PEAK_K * ceilings.PEAK_REPEATS * threads
     assert ceilings.peak_flops(dtype, crew, HalfSecondClock()) == pytest.approx(operations / 0.5)
     assert ceilings.read_bytes_per_s(1 << 20, crew, HalfSecondClock(), passes=3) == pytest.approx(3 * (1 << 20) / 0.5)
 

@@ -15,7 +15,7 @@ if unavailable_reason():
     pytest.skip(unavailable_reason(), allow_module_level=True)
 
 from core.runtime.kernels.emit import KERNELS
-from core.runtime.kernels.library import table_address
+from core.runtime.kernels.library import BF16_PAIRS, product_dtype, table_address
 from core.runtime.kernels.pack import huge_empty, pack, pack_gate_up, padded
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -86,6 +86,49 @@ def test_a_listed_tile_takes_rows_from_anywhere(rows, dtype):
     out = torch.ones(rows, 16)
     kernel(f"tile_listed_{rows - 1}", dtype)(at(p), slots, at(addresses), 16 * size, slots, at(out), 16, CONTINUE)
     torch.testing.assert_close(out, 1 + chain(p, values[order, 16:].T), rtol=1e-5, atol=1e-5)
+
+
+needs_pairs = pytest.mark.skipif(product_dtype("bfloat16") != BF16_PAIRS, reason="this processor multiplies no bfloat16 pairs")
+
+
+@needs_pairs
+@pytest.mark.parametrize("k", [16, 576])
+@pytest.mark.parametrize("rows", range(1, 13))
+def test_a_tile_of_pairs_is_the_product_and_each_output_the_same_bits_in_any_tile(rows, k):
+    g = torch.Generator().manual_seed(rows)
+    weight, x = torch.randn(64, k, generator=g).bfloat16(), torch.randn(rows, k, generator=g).bfloat16()
+    packed, before = pack(weight), torch.randn(rows, 64, generator=g)
+    step = packed.panel_bytes
+    for mode in (STORE, ADD, CONTINUE):
+        both, one, four = before.clone(), before.clone(), before.clone()
+        for j in (0, 2):
+            where = (packed.address + j * step, step, 64, k, at(both) + 64 * j, 64, mode, packed.address, 0)
+            kernel(f"tile_pair_{rows - 1}", BF16_PAIRS)(at(x), k, *where)
+        for row in range(rows):
+            for j in range(4):
+                where = (packed.address + j * step, 0, 64, k, at(one[row]) + 64 * j, 64, mode, packed.address, 0)
+                kernel("tile_0", BF16_PAIRS)(at(x[row]), k, *where)
+            where = (packed.address, step, 64, k, at(four[row]), 64, mode, packed.address, 0)
+            kernel("tile_1x4", BF16_PAIRS)(at(x[row]), k, *where)
+        torch.testing.assert_close(both, chain(x, weight) + (0 if mode == STORE else before), rtol=1e-4, atol=1e-4)
+        assert torch.equal(both, one)
+        assert torch.equal(both, four)
+
+
+@needs_pairs
+def test_inputs_of_pairs_are_rounded_to_nearest_even():
+    g = torch.Generator().manual_seed(4)
+    gate, up, weight = torch.randn(64, generator=g), torch.randn(64, generator=g), torch.randn(64, generator=g)
+    for name, arguments in (
+        ("silu_mul", (at(gate), at(up))),
+        ("rms_norm", (at(gate), at(weight))),
+        ("scale", (at(gate),)),
+    ):
+        rest = {"silu_mul": (64,), "rms_norm": (64, 64, 1e-5), "scale": (64, 0.3)}[name]
+        wide, rounded = torch.zeros(64), torch.zeros(64, dtype=torch.bfloat16)
+        kernel(name)(*arguments, at(wide), *rest)
+        kernel(name, BF16_PAIRS)(*arguments, at(rounded), *rest)
+        assert torch.equal(rounded, wide.bfloat16()), name
 
 
 def test_a_row_of_a_tile_does_not_depend_on_its_companions():

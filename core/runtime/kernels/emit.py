@@ -35,7 +35,7 @@ VF = ir.VectorType(FLOAT, LANES)
 VI = ir.VectorType(I32, LANES)
 
 
-class BFloat(ir.Type):
+class BFloat(ir.Type):  # type: ignore[misc]
     """LLVM's bfloat, which llvmlite does not name."""
 
     def _to_string(self) -> str:
