@@ -64,10 +64,11 @@ def _run_pair(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k
 @part
 def _run_panels(fns: int, size: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, count: int, out: int,
                 ldo: int, mode: int, following: int) -> None:  # fmt: skip
-    """`count` neighbouring panels for all rows; `following` is the panel that comes next, fetched meanwhile."""
+    """`count` neighbouring panels for all rows; `following` is where the next ones lie, fetched meanwhile."""
     if rows == 1:
         while count >= 4:
-            tile_1x4(fns, x, ldx, w, panel_bytes, PANEL_BYTES, k, out, ldo, mode, w, 0)
+            ahead = w + 4 * panel_bytes if count > 4 else following
+            tile_1x4(fns, x, ldx, w, panel_bytes, PANEL_BYTES, k, out, ldo, mode, ahead, PANEL_BYTES)
             w += 4 * panel_bytes
             out += 4 * PANEL_BYTES
             count -= 4
@@ -94,10 +95,13 @@ def _run_panels(fns: int, size: int, x: int, ldx: int, rows: int, w: int, panel_
 
 
 @part
-def _take(counter: int, total: int, threads: int, grain: int) -> tuple[int, int]:
-    """Next (start, count) of `total` units, `grain` at a time and single ones towards the end; count 0 when none is left."""
+def _take(ticket: int, total: int, threads: int, grain: int) -> tuple[int, int]:
+    """The ticket's (start, count) of `total` units, `grain` at a time and single ones towards the end; count 0 past the end.
+
+    A thread's first ticket is its own number, so that what it reads first is known while the phase before still runs;
+    later ones come from the counter.
+    """
     large = max(0, total - 2 * grain * (threads - 1)) // grain
-    ticket = fetch_add(counter, 1)
     if ticket < large:
         return ticket * grain, grain
     start = large * grain + (ticket - large)
@@ -105,29 +109,31 @@ def _take(counter: int, total: int, threads: int, grain: int) -> tuple[int, int]
 
 
 @part
-def _take_panels(counter: int, panels: int, threads: int, unit: int) -> tuple[int, int]:
-    """Next (start, count) of the panels, which stay together in units of `unit`."""
-    start, count = _take(counter, (panels + unit - 1) // unit, threads, GRAIN // unit)
+def _take_panels(ticket: int, panels: int, threads: int, unit: int) -> tuple[int, int]:
+    """The ticket's (start, count) of the panels, which stay together in units of `unit`."""
+    start, count = _take(ticket, (panels + unit - 1) // unit, threads, GRAIN // unit)
     return start * unit, min(count * unit, panels - start * unit)
 
 
 @part
 def gemm(fns: int, size: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, panels: int, out: int, ldo: int,
-         mode: int, counter: int, threads: int, best: int, columns: int) -> None:  # fmt: skip
+         mode: int, counter: int, thread: int, threads: int, best: int, columns: int, after: int) -> None:  # fmt: skip
     """This thread's share of out (mode)= x W^T; every thread of the team calls it with the same arguments.
 
     size: bytes of a number of x.
+    after: what this thread will read first in the next product; fetched during its last panels.
     best: 0, or where this thread keeps BEST_BYTES a row of the largest among the first `columns` outputs; they are
     looked at while they are still in the cache.
     """
     chunk = rows_of_chunk(k, size)
     unit = 2 if size == PAIRS_BYTES and rows > 1 else 1
-    start, count = _take_panels(counter, panels, threads, unit)
+    start, count = _take_panels(thread, panels, threads, unit)
     while count > 0:
-        next_start, next_count = _take_panels(counter, panels, threads, unit)
+        next_start, next_count = _take_panels(fetch_add(counter, 1) + threads, panels, threads, unit)
+        ahead = w + next_start * panel_bytes if next_count > 0 else after
         target, here = out + start * PANEL_BYTES, w + start * panel_bytes
         for row in range(0, rows, chunk):
-            following = w + next_start * panel_bytes if row + chunk >= rows else here
+            following = ahead if row + chunk >= rows else here
             source, goal = x + row * ldx * size, target + row * ldo * FLOAT_BYTES
             _run_panels(fns, size, source, ldx, min(chunk, rows - row), here, panel_bytes, k, count, goal, ldo, mode, following)
         if best != 0:
@@ -135,6 +141,12 @@ def gemm(fns: int, size: int, x: int, ldx: int, rows: int, w: int, panel_bytes: 
             for row in range(rows):
                 best_of(fns, target + row * ldo * FLOAT_BYTES, width, start * PANEL, best + row * BEST_BYTES)
         start, count = next_start, next_count
+
+
+@part
+def first_read(w: int, panel_bytes: int, thread: int, panels: int) -> int:
+    """Where a thread begins to read a product's weights, in groups of `panels` panels."""
+    return w + thread * panels * panel_bytes
 
 
 @part
@@ -148,22 +160,24 @@ def _activate(fns: int, size: int, scratch: int, stride: int, rows: int, pairs: 
 
 @part
 def gemm_silu_mul(fns: int, size: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, pairs: int, out: int,
-                  ldo: int, scratch: int, counter: int, threads: int) -> None:  # fmt: skip
+                  ldo: int, scratch: int, counter: int, thread: int, threads: int, after: int) -> None:  # fmt: skip
     """out = silu(gate) * up, the panels of W alternating gate and up; scratch holds GATED_FLOATS floats a thread.
 
     size: bytes of a number of x and of out.
+    after: as in `gemm`.
     """
-    start, count = _take(counter, pairs, threads, GRAIN)
+    start, count = _take(thread, pairs, threads, GRAIN)
     while count != 0:
-        next_start, next_count = _take(counter, pairs, threads, GRAIN)
+        next_start, next_count = _take(fetch_add(counter, 1) + threads, pairs, threads, GRAIN)
+        ahead = w + 2 * next_start * panel_bytes if next_count > 0 else after
         if rows == 1:
             here = w + 2 * start * panel_bytes
-            _run_panels(fns, size, x, ldx, rows, here, panel_bytes, k, 2 * count, scratch, 2 * GRAIN * PANEL, STORE, here)
+            _run_panels(fns, size, x, ldx, rows, here, panel_bytes, k, 2 * count, scratch, 2 * GRAIN * PANEL, STORE, ahead)
             _activate(fns, size, scratch, 2 * GRAIN * PANEL, rows, count, out + start * PANEL * size, ldo)
         else:
             for row in range(0, rows, GATED_ROWS):
                 m = min(GATED_ROWS, rows - row)
-                last = w + 2 * (next_start if row + GATED_ROWS >= rows else start) * panel_bytes
+                last = ahead if row + GATED_ROWS >= rows else w + 2 * start * panel_bytes
                 for pair in range(start, start + count):
                     here = w + 2 * pair * panel_bytes
                     following = here + 2 * panel_bytes if pair + 1 < start + count else last

@@ -107,9 +107,9 @@ class _Tile:
 
 
 def _packed(rows: int, panels: int, *, both: bool = False) -> Any:
-    """Body of a tile over packed panels; meanwhile the line at ahead + i * ahead_step is fetched. No CONTINUE with int8.
+    """Body of a tile over packed panels; meanwhile as many panels at `ahead` are fetched, ahead_step bytes a load.
 
-    both: the tile of two panels, for PAIRS only; the lines of two panels are fetched.
+    both: the tile of two panels, for PAIRS only. No CONTINUE with int8.
     """
 
     def body(
@@ -129,9 +129,8 @@ def _packed(rows: int, panels: int, *, both: bool = False) -> Any:
         def advance(index: Any, sums: list[Any]) -> list[Any]:
             i = e.b.lshr(index, e.const(covered.bit_length() - 1))
             next_line = e.add(ahead, e.mul(i, ahead_step))
-            e.prefetch(next_line)
-            if both:
-                e.prefetch(e.add(next_line, panel_bytes))
+            for j in range(panels):
+                e.prefetch(e.add(next_line, e.mul(panel_bytes, j)))
             loaded = [_panel_weights(e, element, e.add(start, e.mul(i, k_bytes))) for start in starts]
             if element == PAIRS:
                 return tile.grow(sums, i, [w[0] for w in loaded])

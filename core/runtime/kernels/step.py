@@ -16,7 +16,7 @@ from typing import Any
 from core.runtime.kernels.attention import attend
 from core.runtime.kernels.compiler import part, step_function
 from core.runtime.kernels.description import COUNTER_BYTES, COUNTERS_A_LAYER, LAYER_WORDS, LayerWord, Word
-from core.runtime.kernels.gemm import FLOAT_BYTES, gemm, gemm_silu_mul
+from core.runtime.kernels.gemm import FLOAT_BYTES, GRAIN, first_read, gemm, gemm_silu_mul
 from core.runtime.kernels.memory import fetch_add, load_f32, load_i32, load_i64, word
 from core.runtime.kernels.microkernel import ADD, STORE
 from core.runtime.kernels.team import barrier
@@ -117,8 +117,8 @@ def _attend_items(fns: int, d: int, layer: int, thread: int, counter: int) -> No
 
 
 @part
-def _layer(fns: int, d: int, layer: int, thread: int, counters: int) -> None:
-    """From normed = input norm of x to x with both residuals added."""
+def _layer(fns: int, d: int, layer: int, thread: int, counters: int, after: int) -> None:
+    """From normed = input norm of x to x with both residuals added; `after` is what comes next, see `gemm`."""
     products, size = word(d, Word.PRODUCT_FUNCTIONS), word(d, Word.INPUT_BYTES)
     threads, control, tokens = word(d, Word.THREADS), word(d, Word.CONTROL), word(d, Word.TOKENS)
     hidden, intermediate = word(d, Word.HIDDEN), word(d, Word.INTERMEDIATE)
@@ -127,23 +127,26 @@ def _layer(fns: int, d: int, layer: int, thread: int, counters: int) -> None:
     activated, width = word(d, Word.ACTIVATED), word(d, Word.ACTIVATED_STRIDE)
     scratch = word(d, Word.SCRATCH) + thread * word(d, Word.SCRATCH_BYTES)
     gemm(products, size, normed, hidden, tokens, word(layer, LayerWord.QKV), word(d, Word.QKV_PANEL_BYTES), hidden,
-         word(d, Word.QKV_PANELS), qkv, word(d, Word.QKV_STRIDE), STORE, counters, threads, 0, 0)  # fmt: skip
+         word(d, Word.QKV_PANELS), qkv, word(d, Word.QKV_STRIDE), STORE, counters, thread, threads, 0, 0,
+         first_read(word(layer, LayerWord.OUTPUT), word(d, Word.O_PANEL_BYTES), thread, GRAIN))  # fmt: skip
     barrier(control, threads)
     _rotate_and_write(fns, d, layer, thread)
     barrier(control, threads)
     _attend_items(fns, d, layer, thread, counters + COUNTER_BYTES)
     barrier(control, threads)
     gemm(products, size, attended, q_size, tokens, word(layer, LayerWord.OUTPUT), word(d, Word.O_PANEL_BYTES), q_size,
-         word(d, Word.O_PANELS), x, hidden, ADD, counters + 2 * COUNTER_BYTES, threads, 0, 0)  # fmt: skip
+         word(d, Word.O_PANELS), x, hidden, ADD, counters + 2 * COUNTER_BYTES, thread, threads, 0, 0,
+         first_read(word(layer, LayerWord.GATE_UP), word(d, Word.GATE_UP_PANEL_BYTES), thread, 2 * GRAIN))  # fmt: skip
     barrier(control, threads)
     _norm_rows(fns, d, thread, word(layer, LayerWord.POST_NORM), word(layer, LayerWord.OUTPUT_BIAS))
     barrier(control, threads)
     gemm_silu_mul(products, size, normed, hidden, tokens, word(layer, LayerWord.GATE_UP), word(d, Word.GATE_UP_PANEL_BYTES),
-                  hidden, word(d, Word.GATE_UP_PAIRS), activated, width, scratch, counters + 3 * COUNTER_BYTES,
-                  threads)  # fmt: skip
+                  hidden, word(d, Word.GATE_UP_PAIRS), activated, width, scratch, counters + 3 * COUNTER_BYTES, thread,
+                  threads, first_read(word(layer, LayerWord.DOWN), word(d, Word.DOWN_PANEL_BYTES), thread, GRAIN))  # fmt: skip
     barrier(control, threads)
     gemm(products, size, activated, width, tokens, word(layer, LayerWord.DOWN), word(d, Word.DOWN_PANEL_BYTES), intermediate,
-         word(d, Word.DOWN_PANELS), x, hidden, ADD, counters + 4 * COUNTER_BYTES, threads, 0, 0)  # fmt: skip
+         word(d, Word.DOWN_PANELS), x, hidden, ADD, counters + 4 * COUNTER_BYTES, thread, threads, 0, 0,
+         after)  # fmt: skip
     barrier(control, threads)
 
 
@@ -157,8 +160,9 @@ def _logits(d: int, thread: int, counter: int) -> None:
         _norm_row(products, d, source, word(d, Word.NORMED) + i * hidden * size, word(d, Word.FINAL_NORM))
     barrier(word(d, Word.CONTROL), threads)
     gemm(products, size, word(d, Word.NORMED), hidden, count, word(d, Word.HEAD), word(d, Word.HEAD_PANEL_BYTES), hidden,
-         word(d, Word.HEAD_PANELS), word(d, Word.LOGITS), word(d, Word.LOGITS_STRIDE), STORE, counter, threads,
-         word(d, Word.BEST) + thread * word(d, Word.BEST_THREAD_BYTES), word(d, Word.VOCAB))  # fmt: skip
+         word(d, Word.HEAD_PANELS), word(d, Word.LOGITS), word(d, Word.LOGITS_STRIDE), STORE, counter, thread, threads,
+         word(d, Word.BEST) + thread * word(d, Word.BEST_THREAD_BYTES), word(d, Word.VOCAB),
+         word(d, Word.HEAD))  # fmt: skip
 
 
 def _run(d: int, thread: int) -> None:
@@ -170,7 +174,11 @@ def _run(d: int, thread: int) -> None:
         layer = table + index * 8 * LAYER_WORDS
         _norm_rows(fns, d, thread, word(layer, LayerWord.INPUT_NORM), 0)
         barrier(control, threads)
-        _layer(fns, d, layer, thread, counters)
+        if index + 1 < layers:
+            after = first_read(word(layer + 8 * LAYER_WORDS, LayerWord.QKV), word(d, Word.QKV_PANEL_BYTES), thread, GRAIN)
+        else:
+            after = first_read(word(d, Word.HEAD), word(d, Word.HEAD_PANEL_BYTES), thread, GRAIN)
+        _layer(fns, d, layer, thread, counters, after)
         counters += COUNTERS_A_LAYER * COUNTER_BYTES
     if word(d, Word.LOGITS_COUNT) != 0:
         _logits(d, thread, counters)
