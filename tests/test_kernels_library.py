@@ -118,17 +118,37 @@ def test_a_tile_of_pairs_is_the_product_and_each_output_the_same_bits_in_any_til
 @needs_pairs
 def test_inputs_of_pairs_are_rounded_to_nearest_even():
     g = torch.Generator().manual_seed(4)
-    gate, up, weight = torch.randn(64, generator=g), torch.randn(64, generator=g), torch.randn(64, generator=g)
-    for name, arguments in (
-        ("silu_mul", (at(gate), at(up))),
-        ("rms_norm", (at(gate), at(weight))),
-        ("scale", (at(gate),)),
+    x, weight = torch.randn(128, generator=g), torch.randn(64, generator=g)
+    for name, before, after in (
+        ("rms_norm", (at(x), at(weight)), (64, 64, 1e-5)),
+        ("scale", (at(x),), (64, 0.3)),
+        ("silu_mul", (at(x), 128, 4), None),
     ):
-        rest = {"silu_mul": (64,), "rms_norm": (64, 64, 1e-5), "scale": (64, 0.3)}[name]
         wide, rounded = torch.zeros(64), torch.zeros(64, dtype=torch.bfloat16)
-        kernel(name)(*arguments, at(wide), *rest)
-        kernel(name, BF16_PAIRS)(*arguments, at(rounded), *rest)
+        kernel(name)(*before, at(wide), *(after or (64,)))
+        kernel(name, BF16_PAIRS)(*before, at(rounded), *(after or (32,)))
         assert torch.equal(rounded, wide.bfloat16()), name
+    scores, packed = x.clone(), x.clone()
+    assert kernel("exp_sum")(at(scores), 64, 2.0) == kernel("exp_sum", BF16_PAIRS)(at(packed), 64, 2.0)
+    assert torch.equal(packed.view(torch.bfloat16)[:64], scores[:64].bfloat16())
+
+
+@needs_pairs
+@pytest.mark.parametrize("slots", [1, 2, 7])
+@pytest.mark.parametrize("rows", range(1, 7))
+def test_a_listed_tile_of_pairs_takes_two_rows_at_a_time(rows, slots):
+    g = torch.Generator().manual_seed(rows)
+    values, order = torch.randn(20, 64, generator=g).bfloat16(), torch.randperm(20, generator=g)[:slots]
+    addresses = np.array([at(values) + int(i) * 128 for i in order], np.int64)
+    p = torch.zeros(rows, 16, dtype=torch.bfloat16)
+    p[:, :slots] = torch.rand(rows, slots, generator=g)
+    one, four = torch.ones(rows, 64), torch.ones(rows, 64)
+    kernel(f"tile_listed_4_{rows - 1}", BF16_PAIRS)(at(p), 16, at(addresses), 0, slots, at(four), 64, CONTINUE)
+    for column in range(0, 64, 16):
+        target = at(one) + 4 * column
+        kernel(f"tile_listed_{rows - 1}", BF16_PAIRS)(at(p), 16, at(addresses), 2 * column, slots, target, 64, CONTINUE)
+    torch.testing.assert_close(four, 1 + chain(p[:, :slots].float(), values[order].T), rtol=1e-5, atol=1e-5)
+    assert torch.equal(one, four)
 
 
 def test_a_row_of_a_tile_does_not_depend_on_its_companions():
@@ -211,9 +231,12 @@ def test_narrow_rounds_to_nearest_even_like_torch():
 
 
 def test_silu_mul():
-    gate, up, out = torch.linspace(-100, 100, 320), torch.linspace(-3, 2, 320), torch.zeros(320)
-    kernel("silu_mul")(at(gate), at(up), at(out), 320)
-    torch.testing.assert_close(out, torch.nn.functional.silu(gate) * up, rtol=2e-6, atol=1e-7)
+    both, out = torch.stack([torch.linspace(-100, 100, 320), torch.linspace(-3, 2, 320)]), torch.full((20, 24), 7.0)
+    rows = both.view(2, 20, 16).transpose(0, 1).contiguous()  # of 16 gates, then 16 ups
+    kernel("silu_mul")(at(rows), 128, 20, at(out), 96)
+    expected = torch.nn.functional.silu(rows[:, 0]) * rows[:, 1]
+    torch.testing.assert_close(out[:, :16], expected, rtol=2e-6, atol=1e-7)
+    assert (out[:, 16:] == 7.0).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

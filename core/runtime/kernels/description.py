@@ -24,6 +24,8 @@ class Word(IntEnum):
     FUNCTIONS = auto()
     PRODUCT_FUNCTIONS = auto()
     INPUT_BYTES = auto()
+    ATTENTION_FUNCTIONS = auto()
+    ATTENTION_INPUT_BYTES = auto()
     SCRATCH = auto()
     SCRATCH_BYTES = auto()
     # the model; panel counts and the bytes from panel to panel

@@ -33,6 +33,7 @@ I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 VOID = ir.VoidType()
 VF = ir.VectorType(FLOAT, LANES)
 VI = ir.VectorType(I32, LANES)
+HALVES = ir.VectorType(I16, LANES)
 
 
 class BFloat(ir.Type):  # type: ignore[misc]
@@ -113,6 +114,11 @@ class Emitter:
         """c + a[2i] b[2i] + a[2i + 1] b[2i + 1] for bfloat16 pairs in 32-bit lanes; needs AVX512_BF16."""
         x, y = (self.b.bitcast(v, VB) for v in (a, b))
         return self.call("llvm.x86.avx512bf16.dpbf16ps.512", VF, c, x, y)
+
+    def interleave(self, a: Any, b: Any) -> Any:
+        """Two rows of LANES 16-bit numbers as 32-bit lanes (a[i], b[i])."""
+        order = ir.Constant(ir.VectorType(I32, 2 * LANES), [i // 2 + LANES * (i % 2) for i in range(2 * LANES)])
+        return self.b.bitcast(self.b.shuffle_vector(a, b, order), VI)
 
     def store_input(self, element: str, value: Any, base: Any, index: Any) -> None:
         """Store LANES floats as inputs of a product: bfloat16 for the products of pairs, else as they are."""

@@ -49,7 +49,8 @@ class FastPath:
         self._spec, self._weights = spec, weights
         self._int8 = weight_dtype == "int8"
         self.products = "int8" if self._int8 else dtype if widen else product_dtype(dtype)
-        self._team = compile_all((dtype, self.products), threads)
+        self._attention = dtype if widen else product_dtype(dtype)
+        self._team = compile_all((dtype, self.products, self._attention), threads)
         self._step = compiled_step()
         self._small: list[torch.Tensor] = []
         self._plain_bytes = 0
@@ -115,6 +116,8 @@ class FastPath:
         d[Word.FUNCTIONS] = table_address(dtype)
         d[Word.PRODUCT_FUNCTIONS] = table_address(self.products)
         d[Word.INPUT_BYTES] = PAIRS_BYTES if self.products == BF16_PAIRS else FLOAT_BYTES
+        d[Word.ATTENTION_FUNCTIONS] = table_address(self._attention)
+        d[Word.ATTENTION_INPUT_BYTES] = PAIRS_BYTES if self._attention == BF16_PAIRS else FLOAT_BYTES
         d[Word.SCRATCH] = self._scratch.ctypes.data
         d[Word.SCRATCH_BYTES] = self._scratch.shape[1]
 

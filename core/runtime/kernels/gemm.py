@@ -150,15 +150,6 @@ def first_read(w: int, panel_bytes: int, thread: int, panels: int) -> int:
 
 
 @part
-def _activate(fns: int, size: int, scratch: int, stride: int, rows: int, pairs: int, out: int, ldo: int) -> None:
-    """out = silu(gate) * up for pairs of 16 columns."""
-    for row in range(rows):
-        for pair in range(pairs):
-            gate = scratch + (row * stride + pair * 2 * PANEL) * FLOAT_BYTES
-            silu_mul(fns, gate, gate + PANEL_BYTES, out + (row * ldo + pair * PANEL) * size, PANEL)
-
-
-@part
 def gemm_silu_mul(fns: int, size: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, pairs: int, out: int,
                   ldo: int, scratch: int, counter: int, thread: int, threads: int, after: int) -> None:  # fmt: skip
     """out = silu(gate) * up, the panels of W alternating gate and up; scratch holds GATED_FLOATS floats a thread.
@@ -173,7 +164,7 @@ def gemm_silu_mul(fns: int, size: int, x: int, ldx: int, rows: int, w: int, pane
         if rows == 1:
             here = w + 2 * start * panel_bytes
             _run_panels(fns, size, x, ldx, rows, here, panel_bytes, k, 2 * count, scratch, 2 * GRAIN * PANEL, STORE, ahead)
-            _activate(fns, size, scratch, 2 * GRAIN * PANEL, rows, count, out + start * PANEL * size, ldo)
+            silu_mul(fns, scratch, 2 * PANEL_BYTES, count, out + start * PANEL * size, PANEL * size)
         else:
             for row in range(0, rows, GATED_ROWS):
                 m = min(GATED_ROWS, rows - row)
@@ -183,5 +174,5 @@ def gemm_silu_mul(fns: int, size: int, x: int, ldx: int, rows: int, w: int, pane
                     following = here + 2 * panel_bytes if pair + 1 < start + count else last
                     source, target = x + row * ldx * size, out + (row * ldo + pair * PANEL) * size
                     _run_panels(fns, size, source, ldx, m, here, panel_bytes, k, 2, scratch, 2 * PANEL, STORE, following)
-                    _activate(fns, size, scratch, 2 * PANEL, m, 1, target, ldo)
+                    silu_mul(fns, scratch, 2 * PANEL_BYTES, m, target, ldo * size)
         start, count = next_start, next_count

@@ -22,7 +22,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from core.runtime.kernels.emit import FLOAT, I8, I32, I64, LANES, PAIRS, VF, VI, VOID, Emitter, family, kernel
+from core.runtime.kernels.emit import FLOAT, HALVES, I8, I32, I64, LANES, PAIRS, VF, VI, VOID, Emitter, family, kernel
 
 MAX_ROWS = 6
 MAX_PAIR_ROWS = 12
@@ -147,20 +147,38 @@ def _packed(rows: int, panels: int, *, both: bool = False) -> Any:
 
 
 def _listed(rows: int, panels: int) -> Any:
-    """Body of a tile over rows given by address: weight row k starts at list[k] + shift."""
+    """Body of a tile over rows given by address: weight row k starts at list[k] + shift.
+
+    PAIRS takes two rows at a time; after an odd number the last row stands in for the missing one, and its x must be 0.
+    """
 
     def body(
         e: Emitter, element: str, x: Any, ldx: Any, addresses: Any, shift: Any, k: Any, out: Any, ldo: Any, mode: Any
     ) -> None:
-        tile = _Tile(e, rows, panels, x, ldx, out, ldo)
+        if panels > 1 and element != PAIRS:
+            e.call("llvm.trap", VOID)
+            return
+        tile = _Tile(e, rows, panels, x, ldx, out, ldo, pairs=element == PAIRS)
         size = 4 if element == "f32" else 2
 
+        def row_at(index: Any) -> Any:
+            return e.add(e.load(e.add(addresses, e.mul(index, 8)), I64, 8), shift)
+
+        def advance_pair(index: Any, sums: list[Any]) -> list[Any]:
+            following, last = e.add(index, 1), e.add(k, -1)
+            second = e.b.select(e.b.icmp_signed("<", following, k), following, last)
+            starts = (row_at(index), row_at(second))
+            places = [[e.add(start, LANES * size * j) for start in starts] for j in range(panels)]
+            weights = [e.interleave(*(e.load(p, HALVES, 2) for p in both)) for both in places]
+            return tile.grow(sums, e.b.lshr(index, e.const(1)), weights)
+
         def advance(index: Any, sums: list[Any]) -> list[Any]:
-            row = e.add(e.load(e.add(addresses, e.mul(index, 8)), I64, 8), shift)
+            row = row_at(index)
             places = [e.add(row, LANES * size * j) for j in range(panels)]
             return tile.grow(sums, index, [e.load(p) if size == 4 else e.widen_bf16(p) for p in places])
 
-        tile.finish(e.loop(k, 1, tile.start(mode), advance), mode)
+        pairs = element == PAIRS
+        tile.finish(e.loop(k, 2 if pairs else 1, tile.start(mode), advance_pair if pairs else advance), mode)
 
     return body
 
@@ -176,3 +194,6 @@ tile_1x4 = kernel("tile_1x4", "a" * 11, "v", _packed(1, 4))
 
 tile_listed = family("tile_listed", "a" * 8, "v", [_listed(rows, 1) for rows in range(1, MAX_ROWS + 1)])
 """tile_listed(table, rows - 1, x, ldx, addresses, shift, k, out, ldo, mode): 16 columns."""
+
+tile_listed_4 = family("tile_listed_4", "a" * 8, "v", [_listed(rows, 4) for rows in range(1, MAX_ROWS + 1)])
+"""The same for 64 columns at once; PAIRS only."""

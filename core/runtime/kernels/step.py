@@ -106,7 +106,8 @@ def _attend_items(fns: int, d: int, layer: int, thread: int, counter: int) -> No
         place = kv * group * head_dim * FLOAT_BYTES
         context = load_i32(word(d, Word.CONTEXT_LENS) + 4 * row) if word(d, Word.READ_ALL) != 0 else 0
         attend(
-            fns, word(d, Word.QKV) + first * stride * FLOAT_BYTES + place, stride, word(d, Word.POSITIONS) + 4 * first, tokens,
+            fns, word(d, Word.ATTENTION_FUNCTIONS), word(d, Word.ATTENTION_INPUT_BYTES),
+            word(d, Word.QKV) + first * stride * FLOAT_BYTES + place, stride, word(d, Word.POSITIONS) + 4 * first, tokens,
             min(together, kv_heads - kv), group, head_dim, word(layer, LayerWord.KEYS) + kv * word(d, Word.HEAD_BYTES),
             word(layer, LayerWord.VALUES) + kv * word(d, Word.HEAD_BYTES),
             word(d, Word.BLOCK_TABLES) + row * word(d, Word.TABLE_BYTES), word(d, Word.BLOCK_SIZE), word(d, Word.BLOCK_BYTES),

@@ -1,6 +1,6 @@
 """The small vector loops of a layer: norm, rotary turn, softmax, gated activation, conversions, a transpose.
 
-What rms_norm, silu_mul and scale write is the input of a product: bfloat16 in the library of PAIRS, else float32.
+What rms_norm, silu_mul, scale and exp_sum write is the input of a product: bfloat16 in the library of PAIRS, else float32.
 
 exp(x) = 2^n * p(r) with n = round(x / ln 2), r = x - n ln 2, p a polynomial of degree 6 (relative error below 2e-7);
 values below -87.3 give exactly 0, so a masked score of minus infinity weighs nothing.
@@ -138,13 +138,13 @@ def _mask_max(e: Emitter, element: str, scores: Any, n: Any, low: Any, high: Any
 
 
 def _exp_sum(e: Emitter, element: str, scores: Any, n: Any, largest: Any) -> Any:
-    """scores = exp(scores - largest) in place; return their sum."""
+    """scores = exp(scores - largest) in place; return their sum. PAIRS packs them as bfloat16 from the same start on."""
     b, wide = e.b, e.splat(largest)
 
     def step(i: Any, state: list[Any]) -> list[Any]:
         address = e.add(scores, e.mul(i, 4))
         value = _exp(e, b.fsub(e.load(address), wide))
-        e.store(value, address)
+        e.store_input(element, value, scores, i)
         return [b.fadd(state[0], value)]
 
     return e.reduce(e.loop(n, _STEP, [e.vector(0.0)], step)[0], b.fadd)
@@ -154,18 +154,19 @@ def _exp_one(e: Emitter, element: str, x: Any) -> Any:
     return e.b.extract_element(_exp(e, e.splat(x)), ir.Constant(I32, 0))
 
 
-def _silu_mul(e: Emitter, element: str, gate: Any, up: Any, out: Any, n: Any) -> None:
-    """out = gate / (1 + exp(-gate)) * up."""
+def _silu_mul(e: Emitter, element: str, gate: Any, stride: Any, rows: Any, out: Any, out_stride: Any) -> None:
+    """out = gate / (1 + exp(-gate)) * up for rows of LANES gates and, right after them, LANES ups; strides in bytes."""
     b = e.b
 
-    def step(i: Any, state: list[Any]) -> list[Any]:
-        offset = e.mul(i, 4)
-        g = e.load(e.add(gate, offset))
+    def step(row: Any, state: list[Any]) -> list[Any]:
+        here = e.add(gate, e.mul(row, stride))
+        g = e.load(here)
         bottom = b.fadd(e.vector(1.0), _exp(e, b.fsub(e.vector(-0.0), g)))
-        e.store_input(element, b.fmul(b.fdiv(g, bottom), e.load(e.add(up, offset))), out, i)
+        value = b.fmul(b.fdiv(g, bottom), e.load(e.add(here, _BYTES)))
+        e.store_input(element, value, e.add(out, e.mul(row, out_stride)), e.const(0))
         return state
 
-    e.loop(n, _STEP, [], step)
+    e.loop(rows, 1, [], step)
 
 
 def _transpose(e: Emitter, element: str, rows: Any, shift: Any, words: Any, out: Any) -> None:
@@ -289,7 +290,7 @@ add = kernel("add", "aaa", "v", _add)
 mask_max = kernel("mask_max", "aaaa", "f", _mask_max)
 exp_sum = kernel("exp_sum", "aaf", "f", _exp_sum)
 exp_one = kernel("exp_one", "f", "f", _exp_one)
-silu_mul = kernel("silu_mul", "aaaa", "v", _silu_mul)
+silu_mul = kernel("silu_mul", "aaaaa", "v", _silu_mul)
 transpose = kernel("transpose", "aaaa", "v", _transpose)
 fill = kernel("fill", "aaf", "v", _fill)
 fetch_rows = kernel("fetch_rows", "aaaaaa", "v", _fetch_rows)
