@@ -15,11 +15,12 @@ if unavailable_reason():
 from core.clock import StepClock
 from core.config import CacheConfig
 from core.model_spec import TINY
+from core.runtime.kernels.library import INT8_BF16_PAIRS
 from core.runtime.kernels.pack import pack, quantise
 from core.runtime.model_runner import ModelRunner
 from core.runtime.synthetic import SyntheticSource
 from tests.test_kernels_backend import CPU, SCENARIO, Rig, ids
-from tests.test_kernels_library import STORE, at, chain, kernel
+from tests.test_kernels_library import STORE, at, chain, kernel, needs_pairs
 
 
 def test_rounding_is_within_half_a_step_and_a_row_of_zeros_stays_zero():
@@ -42,6 +43,21 @@ def test_a_tile_multiplies_by_the_rounded_weights(name, rows, panels):
     kernel(name, "int8")(at(x), k, packed.address, packed.panel_bytes, 64, k, at(out), n, STORE, packed.address, 0)
     q, scale = quantise(weight)
     torch.testing.assert_close(out, chain(x, q * scale[:, None]), rtol=1e-5, atol=1e-5)
+
+
+@needs_pairs
+@pytest.mark.parametrize(
+    ("name", "rows", "panels"),
+    [*((f"tile_{m - 1}", m, 1) for m in range(1, 7)), *((f"tile_pair_{m - 1}", m, 2) for m in range(1, 13)), ("tile_1x4", 1, 4)],
+)
+def test_a_tile_of_pairs_multiplies_by_the_rounded_weights(name, rows, panels):
+    g = torch.Generator().manual_seed(rows)
+    k, n = 96, 16 * panels
+    weight, x = torch.randn(n, k, generator=g), torch.randn(rows, k, generator=g).bfloat16()
+    packed, out = pack(weight, int8=True), torch.zeros(rows, n)
+    kernel(name, INT8_BF16_PAIRS)(at(x), k, packed.address, packed.panel_bytes, 64, k, at(out), n, STORE, packed.address, 0)
+    q, scale = quantise(weight)
+    torch.testing.assert_close(out, chain(x.float(), q * scale[:, None]), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -75,8 +91,9 @@ def test_the_step_equals_a_model_whose_weights_were_rounded_beforehand(dtype):
         assert (found - expected).abs().max() <= tolerance * expected.abs().max()
 
 
-def test_rows_stay_independent_of_their_company():
-    alone, company = (Rig(TINY, KernelBackend(weight_dtype="int8", threads=2)) for _ in range(2))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_stay_independent_of_their_company(dtype):
+    alone, company = (Rig(TINY, KernelBackend(weight_dtype="int8", threads=2), dtype) for _ in range(2))
     expected = alone.step({0: ids(1, 60)})
     assert torch.equal(company.step({1: ids(1, 60), 2: ids(2, 31), 0: ids(3, 1)})[:1], expected)
 

@@ -70,11 +70,12 @@ def is_prepared() -> bool:
     return not unavailable_reason() and (cache_folder() / _MARKER).exists()
 
 
-def prepare(dtypes: tuple[str, ...] = ("bfloat16", "float32", "int8")) -> None:
+def prepare() -> None:
     """Compile everything into the user's cache folder; at installation or before a test run."""
     from core.runtime.kernels.fast_path import compile_all
+    from core.runtime.kernels.library import libraries
 
-    compile_all(dtypes, 2)
+    compile_all(libraries(), 2)
     (cache_folder() / _MARKER).touch()
 
 
@@ -105,8 +106,10 @@ class KernelBackend(PlainBackend):
     def name(self) -> str:
         ready = self._fast or self._built
         if ready is not None:
-            note = {"int8": ", int8 weights", "bfloat16 pairs": ", bfloat16 products"}.get(ready.products, "")
-            return f"compiled kernels, {self._threads} threads{note}"
+            notes = [f"{self._threads} threads"]
+            notes += ["int8 weights"] if self._weight_dtype == "int8" else []
+            notes += ["bfloat16 products"] if "pairs" in ready.products else []
+            return f"compiled kernels, {', '.join(notes)}"
         return f"plain PyTorch ({self._failure or 'kernels are being compiled'})"
 
     def bind(self, spec: ModelSpec, weights: ModelWeights) -> None:

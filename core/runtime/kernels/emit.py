@@ -25,8 +25,10 @@ from numba import types
 from numba.extending import intrinsic
 
 LANES = 16
-PAIRS = "pairs"
-"""Element of the products that multiply bfloat16 by bfloat16, two k at a time; inputs are rounded to bfloat16 first."""
+PAIRS, INT8_PAIRS = "pairs", "int8 pairs"
+MULTIPLY_PAIRS = (PAIRS, INT8_PAIRS)
+"""Elements of the products that multiply bfloat16 by bfloat16, two k at a time; inputs are rounded to bfloat16 first.
+The second keeps its weights in int8 and widens them to bfloat16, which holds them exactly."""
 
 FLOAT = ir.FloatType()
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -122,7 +124,7 @@ class Emitter:
 
     def store_input(self, element: str, value: Any, base: Any, index: Any) -> None:
         """Store LANES floats as inputs of a product: bfloat16 for the products of pairs, else as they are."""
-        if element == PAIRS:
+        if element in MULTIPLY_PAIRS:
             rounded = self.call("llvm.x86.avx512bf16.cvtneps2bf16.512", VB_HALF, value)
             self.store(rounded, self.add(base, self.mul(index, 2)), align=2)
         else:

@@ -13,12 +13,13 @@ from core.runtime.kernels.attention import scratch_bytes
 from core.runtime.kernels.buffers import StepBuffers
 from core.runtime.kernels.description import COUNTER_BYTES, COUNTERS_A_LAYER, LAYER_WORDS, STEP_WORDS, LayerWord, Word
 from core.runtime.kernels.gemm import FLOAT_BYTES, PAIRS_BYTES
-from core.runtime.kernels.library import BF16_PAIRS, product_dtype, table_address
+from core.runtime.kernels.library import BF16_PAIRS, INT8_BF16_PAIRS, product_dtype, table_address
 from core.runtime.kernels.pack import PackedWeight, pack, pack_gate_up, padded
 from core.runtime.kernels.rows import compiled_rows
 from core.runtime.kernels.step import compiled_step
 from core.runtime.kernels.team import Team, team
 
+_PAIRS = (BF16_PAIRS, INT8_BF16_PAIRS)
 _KEEP_LOGITS = 1 << 16
 """Logits of up to so many values are copied out, larger ones are lent until the next step."""
 
@@ -40,7 +41,7 @@ class FastPath:
         widen: widen bfloat16 weights to float32 also where the processor multiplies bfloat16.
 
     Attributes:
-        products: which library computes the products: `dtype`, "int8" or BF16_PAIRS.
+        products: which library computes the products: `dtype`, "int8", or one of pairs.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class FastPath:
     ) -> None:
         self._spec, self._weights = spec, weights
         self._int8 = weight_dtype == "int8"
-        self.products = "int8" if self._int8 else dtype if widen else product_dtype(dtype)
         self._attention = dtype if widen else product_dtype(dtype)
+        pairs = self._attention == BF16_PAIRS
+        self.products = (INT8_BF16_PAIRS if pairs else "int8") if self._int8 else self._attention
         self._team = compile_all((dtype, self.products, self._attention), threads)
         self._step = compiled_step()
         self._small: list[torch.Tensor] = []
@@ -61,7 +63,7 @@ class FastPath:
         self._floats = np.array([spec.rms_norm_eps, spec.head_dim**-0.5], np.float32)
         self._description = np.zeros(STEP_WORDS, np.int64)
         self._description_address = int(self._description.ctypes.data)
-        self._buffers = StepBuffers(spec, threads, torch.bfloat16 if self.products == BF16_PAIRS else torch.float32)
+        self._buffers = StepBuffers(spec, threads, torch.bfloat16 if self.products in _PAIRS else torch.float32)
         self.row_calls = compiled_rows()
         self._count = 0
         self._describe_run(dtype)
@@ -115,7 +117,7 @@ class FastPath:
         d[Word.COUNTERS] = self._counters.ctypes.data
         d[Word.FUNCTIONS] = table_address(dtype)
         d[Word.PRODUCT_FUNCTIONS] = table_address(self.products)
-        d[Word.INPUT_BYTES] = PAIRS_BYTES if self.products == BF16_PAIRS else FLOAT_BYTES
+        d[Word.INPUT_BYTES] = PAIRS_BYTES if self.products in _PAIRS else FLOAT_BYTES
         d[Word.ATTENTION_FUNCTIONS] = table_address(self._attention)
         d[Word.ATTENTION_INPUT_BYTES] = PAIRS_BYTES if self._attention == BF16_PAIRS else FLOAT_BYTES
         d[Word.SCRATCH] = self._scratch.ctypes.data

@@ -22,10 +22,10 @@ from llvmlite import ir
 
 from core.runtime.kernels import ceilings  # noqa: F401  registers its kernels after all others
 from core.runtime.kernels.compiler import cache_folder
-from core.runtime.kernels.emit import KERNELS, PAIRS, define
+from core.runtime.kernels.emit import INT8_PAIRS, KERNELS, PAIRS, define
 
-BF16_PAIRS = "bfloat16 pairs"
-ELEMENTS = {"bfloat16": "bf16", "float32": "f32", "int8": "int8", BF16_PAIRS: PAIRS}
+BF16_PAIRS, INT8_BF16_PAIRS = "bfloat16 pairs", "int8, bfloat16 pairs"
+ELEMENTS = {"bfloat16": "bf16", "float32": "f32", "int8": "int8", BF16_PAIRS: PAIRS, INT8_BF16_PAIRS: INT8_PAIRS}
 
 _lock = threading.Lock()
 _alive: list[Any] = []
@@ -89,8 +89,14 @@ def product_dtype(dtype: str) -> str:
     return BF16_PAIRS if dtype == "bfloat16" and has_pairs else dtype
 
 
+def libraries() -> tuple[str, ...]:
+    """All that this processor can run, as names for `table_address`."""
+    has_pairs = product_dtype("bfloat16") == BF16_PAIRS
+    return ("bfloat16", "float32", "int8", *((BF16_PAIRS, INT8_BF16_PAIRS) if has_pairs else ()))
+
+
 def table_address(dtype: str) -> int:
-    """Return the address of the table of kernels for a dtype: "bfloat16", "float32"; for products also "int8", BF16_PAIRS."""
+    """Return the address of the table of kernels for a dtype: "bfloat16", "float32"; for products also "int8" and pairs."""
     with _lock:
         return int(_table(ELEMENTS[dtype]).ctypes.data)
 

@@ -22,7 +22,23 @@ from typing import Any
 
 from llvmlite import ir
 
-from core.runtime.kernels.emit import FLOAT, HALVES, I8, I32, I64, LANES, PAIRS, VF, VI, VOID, Emitter, family, kernel
+from core.runtime.kernels.emit import (
+    FLOAT,
+    HALVES,
+    I8,
+    I32,
+    I64,
+    INT8_PAIRS,
+    LANES,
+    MULTIPLY_PAIRS,
+    PAIRS,
+    VF,
+    VI,
+    VOID,
+    Emitter,
+    family,
+    kernel,
+)
 
 MAX_ROWS = 6
 MAX_PAIR_ROWS = 12
@@ -38,15 +54,19 @@ STORE, ADD, CONTINUE = 0, 1, 2
 
 
 def _panel_weights(e: Emitter, element: str, address: Any) -> tuple[Any, ...]:
-    """The next weights of one panel as float32: one vector for each k that the load covers."""
+    """The next weights of one panel: a vector of float32 for each k that the load covers, or one for each pair of k."""
     if element == "f32":
         return (e.load(address),)
     if element == PAIRS:
         return (e.load(address, VI),)
-    if element == "int8":
+    if element in ("int8", INT8_PAIRS):
         kind = ir.VectorType(I8, LANES)
         raws = [e.load(e.add(address, LANES * i), kind, 1) for i in range(INT8_COVERED)]
-        return tuple(e.b.sitofp(e.b.sext(raw, VI), VF) for raw in raws)
+        wide = tuple(e.b.sitofp(e.b.sext(raw, VI), VF) for raw in raws)
+        if element == "int8":
+            return wide
+        bits = [e.b.bitcast(w, VI) for w in wide]  # of whole numbers below 2^8: the low half is zero
+        return tuple(e.b.or_(e.b.lshr(even, e.ints(16)), odd) for even, odd in zip(bits[::2], bits[1::2], strict=True))
     raw = e.load(address, VI)
     even = e.b.bitcast(e.b.shl(raw, e.ints(16)), VF)
     odd = e.b.bitcast(e.b.and_(raw, e.ints(0xFFFF0000)), VF)
@@ -116,13 +136,14 @@ def _packed(rows: int, panels: int, *, both: bool = False) -> Any:
         e: Emitter, element: str, x: Any, ldx: Any, w: Any, panel_bytes: Any, k_bytes: Any, k: Any, out: Any, ldo: Any, mode: Any,
         ahead: Any, ahead_step: Any,
     ) -> None:  # fmt: skip
-        if both and element != PAIRS:
+        pairs = element in MULTIPLY_PAIRS
+        if both and not pairs:
             e.call("llvm.trap", VOID)
             return
-        tile = _Tile(e, rows, panels, x, ldx, out, ldo, pairs=element == PAIRS)
+        tile = _Tile(e, rows, panels, x, ldx, out, ldo, pairs=pairs)
         starts = [e.add(w, e.mul(panel_bytes, j)) for j in range(panels)]
-        covered = {"f32": 1, "bf16": 2, PAIRS: 2, "int8": INT8_COVERED}[element]
-        scales = [e.load(start) for start in starts] if element == "int8" else []
+        covered = {"f32": 1, "bf16": 2, PAIRS: 2}.get(element, INT8_COVERED)
+        scales = [e.load(start) for start in starts] if covered == INT8_COVERED else []
         if scales:
             starts = [e.add(start, SCALES_BYTES) for start in starts]
 
@@ -132,10 +153,9 @@ def _packed(rows: int, panels: int, *, both: bool = False) -> Any:
             for j in range(panels):
                 e.prefetch(e.add(next_line, e.mul(panel_bytes, j)))
             loaded = [_panel_weights(e, element, e.add(start, e.mul(i, k_bytes))) for start in starts]
-            if element == PAIRS:
-                return tile.grow(sums, i, [w[0] for w in loaded])
-            for s in range(covered):
-                sums = tile.grow(sums, e.add(index, s), [w[s] for w in loaded])
+            base = e.b.lshr(index, e.const(1)) if pairs else index
+            for s in range(len(loaded[0])):
+                sums = tile.grow(sums, e.add(base, s), [w[s] for w in loaded])
             return sums
 
         sums = e.loop(k, covered, tile.start(mode), advance)
