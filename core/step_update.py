@@ -165,7 +165,7 @@ def _book_rows(
         events.append(_event(request_id, "token", now, step, token, "", None, "", logprobs.get(request_id)))
         if len(output) == 1:
             request.first_token_time_s = now
-            state.tell(request, now, "first_token", f"{now - request.arrival_time_s:.6f} s after arrival", token)
+            state.tell(request, now, "first_token", f"{now - request.arrival_time_s:.3f} s after arrival", token)
         stopped = token in track.stop_ids
         if text_stop is not None and text_stop(request, token):
             stopped = True

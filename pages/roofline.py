@@ -5,10 +5,10 @@ hero: log-log roofline | marginal cost        tabs: intensity and batch | bytes 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 import streamlit as st
 
@@ -20,7 +20,7 @@ from core.executor import ExecutorInfo
 from core.records import StepRecord
 from core.roofline import CurvePoint, intensity_ceiling, marginal_cost_s, ridge_batch
 from core.snapshot import EngineSnapshot, RequestView, Totals
-from pages.parts import engine_access, frame, roofline_tabs, ticker
+from pages.parts import engine_access, frame, roofline_tabs, step_strip, ticker
 from pages.parts.facts import facts
 from pages.parts.request_sets import CHOSEN, chosen_request, find
 
@@ -28,7 +28,7 @@ HERE = "this machine, measured"
 DEVICES = (HERE, *(d.name for d in DEVICE_PRESETS))
 PUBLISHED = "H100 SXM"
 GROUP_STEPS = 2000
-HERO_HEIGHT = 430
+HERO_HEIGHT = 390
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +96,9 @@ def _view(snapshot: EngineSnapshot, history: Sequence[StepRecord], info: Executo
     return View(snapshot, history, model, under, basis, context, most, points, here, raised, find(snapshot, chosen_request()))
 
 
-def _life(chosen: RequestView | None) -> tuple[float, float] | None:
-    """From when to when a request was in the batch, engine time in s; None if it never was."""
-    if chosen is None or chosen.admitted_s is None:
-        return None
-    return chosen.admitted_s, math.inf if chosen.finished_s is None else chosen.finished_s
-
-
 def _hero(view: View) -> None:
     shown = view.history[-roofline.DOTS :]
-    life = _life(view.chosen)
+    life = step_strip.life(view.chosen)
     dots = roofline.dot_frame(shown, view.basis, life) if view.here else roofline.modelled_dots(shown, view.under.device, life)
     lit = f" Circled: steps of {view.chosen.request_id}." if view.chosen and life else ""
     span = frame.span_of(shown) if view.here else f"the same steps on {view.under.device.name} · predicted"
@@ -118,14 +111,23 @@ def _hero(view: View) -> None:
         on_screen=kv.HOW_TO_ZOOM,
     )
     data = roofline.roofline_data(dots, view.points, view.under)
-    roofline_tabs.draw_named(
-        roofline_spec.roofline_spec(frame.theme(), HERO_HEIGHT, 8),
+    found = roofline_tabs.draw_named(
+        roofline_spec.roofline_spec(frame.theme(), HERO_HEIGHT, pick=True),
         data,
         key="roofline",
+        picks=(roofline_spec.PICK,),
         alt="Log-log roofline: steps as dots at FLOP/B and FLOP/s under bandwidth and compute ceilings, with the predicted curve",
     )
+    step_strip.draw(view.snapshot, shown, _picked_step(found))
     if view.raised:
         st.caption(f"Ceilings: {view.raised}. A step may not exceed them, so the probe had been disturbed.")
+
+
+def _picked_step(found: dict[str, Any]) -> int | None:
+    """The step of the dot that was clicked; None after a click beside all dots."""
+    rows = found.get(roofline_spec.PICK)
+    step = rows[0].get("step") if isinstance(rows, list) and rows else None
+    return int(step) if isinstance(step, int | float) else None
 
 
 def _marginal(view: View) -> None:

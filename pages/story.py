@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import pandas as pd
 import streamlit as st
 
-from core.charts import formats
+from core.charts import formats, style
 from core.charts import story as figure
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot, RequestView
@@ -60,27 +61,37 @@ def _figures(story: Story, now_s: float) -> None:
 
     first = next((e for e in story.events if e.kind == "first_token"), None)
     arrival = story.events[0].time_s if story.events else now_s
+    kinds = [e.kind for e in story.events]
     gaps = [b - a for a, b in zip(story.token_times_s, story.token_times_s[1:], strict=False)]
     facts(
         (
             ("Status", story.status, f"tenant {story.tenant}"),
-            ("Prompt", f"{formats.count(story.prompt_tokens)} tok", f"{sum(e.kind == 'chunk' for e in story.events)} chunks"),
+            (
+                "Prompt",
+                f"{formats.count(story.prompt_tokens)} tok",
+                _times(kinds.count("chunk"), "chunk"),
+            ),
             ("Output", f"{formats.count(story.output_tokens)} tok", f"longest gap {formats.seconds(max(gaps, default=None))}"),
             ("TTFT", formats.seconds(first.time_s - arrival if first else None), "from arrival"),
             ("In the queue", total("queue"), "before the first admission"),
             ("Prefill", total("prefill"), "recomputed tokens included"),
             ("Decode", total("decode"), ""),
-            ("Preempted", total("preempted"), f"{sum(e.kind == 'preempted' for e in story.events)} times"),
+            ("Preempted", total("preempted"), _times(kinds.count("preempted"), "time")),
         ),
         width=120,
     )
 
 
-def _blocks(story: Story, now_s: float) -> None:
+def _times(number: int, word: str) -> str:
+    """ "1 chunk", "2 chunks"."""
+    return f"{formats.count(number)} {word}{'' if number == 1 else 's'}"
+
+
+def _blocks(story: Story, now_s: float, kind: str) -> None:
     data = figure.blocks_frame(story, now_s)
     frame.figure_head(
         "Which blocks did it hold, and when?",
-        f"{data.block.nunique()} physical blocks",
+        f"{_times(data.block.nunique(), 'physical block')} · {kind}",
         how="A lane for each place of its block table; a bar is one physical block, from the step that took it to the one"
         " that gave it back. Point at a bar for its number.",
     )
@@ -90,16 +101,21 @@ def _blocks(story: Story, now_s: float) -> None:
     frame.chart(data, figure.blocks_spec(frame.theme()), key="story_blocks", alt="Blocks held by one request over time")
 
 
+def _column(width: Literal["small", "large"]) -> Any:
+    return st.column_config.Column(width=width)
+
+
 def _events(story: Story) -> None:
     frame.figure_head(
         "What happened, step by step", f"{len(story.events)} events", how="Blocks are named as they are taken and given back."
     )
     origin = story.events[0].time_s if story.events else 0.0
     rows = [
-        {"step": e.step, "after (s)": round(e.time_s - origin, 4), "event": e.kind.replace("_", " "), "detail": e.detail}
+        {"step": e.step, "after": formats.seconds(e.time_s - origin), "event": e.kind.replace("_", " "), "detail": e.detail}
         for e in story.events
     ]
-    st.dataframe(pd.DataFrame(rows), hide_index=True, height=320, key="story_events")
+    widths = {"step": _column("small"), "after": _column("small"), "event": _column("small"), "detail": _column("large")}
+    st.dataframe(pd.DataFrame(rows), hide_index=True, height=320, key="story_events", column_config=widths)
 
 
 def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
@@ -114,14 +130,15 @@ def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
             frame.figure_head(
                 f"The life of {story.request_id}",
                 f"{'' if chosen else 'an example: running longest when this page was opened · '}{frame.kind_of(snapshot)}",
-                how="Bar: phases. Ticks above: output tokens; below: prefill chunks. Triangles: turning points.",
-                on_screen="Scroll to zoom.",
+                how="Bar: phases, hollow while its blocks were taken away. Ticks above: output tokens; below: prefill chunks."
+                " Triangles: turning points.",
+                on_screen=style.HOW_TO_ZOOM,
             )
             data = figure.story_frame(story, snapshot.time_s)
             frame.chart(
                 data, figure.story_spec(frame.theme()), key="story_chart", alt="Phases and tokens of one request over time"
             )
-            _blocks(story, snapshot.time_s)
+            _blocks(story, snapshot.time_s, frame.kind_of(snapshot))
             _figures(story, snapshot.time_s)
             _events(story)
     frame.footer()

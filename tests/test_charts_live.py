@@ -128,3 +128,28 @@ def test_kinds_are_told_apart_by_their_dashes():
     scale = style.kind_scale()
     assert scale["domain"] == ["measured", "predicted", "replayed"]
     assert len({tuple(dash) for dash in scale["range"]}) == 3
+
+
+@pytest.mark.parametrize("theme", style.THEMES.values(), ids=lambda t: t.name)
+def test_preempted_is_told_from_prefill_without_its_hue(theme):
+    channels = style.phase_channels(gantt.PHASES, theme)
+    looks = {
+        phase: tuple(json.dumps(channels[name]["scale"]["range"][k]) for name in ("color", "stroke", "strokeDash"))
+        for k, phase in enumerate(gantt.PHASES)
+    }
+    assert looks["preempted"][2] != looks["prefill"][2] and looks["preempted"][1] != looks["prefill"][1]
+    assert len({look[0] for look in looks.values()}) == len(looks)
+
+
+def test_a_layer_of_rare_marks_keeps_one_row_so_that_its_axis_has_an_extent():
+    rows = [{"step": step, "preempted": 0} for step in (5, 6, 7)]
+    spec = {
+        "data": {"values": rows},
+        "transform": style.seldom("datum.preempted > 0"),
+        "mark": "point",
+        "encoding": {"x": {"field": "step", "type": "quantitative"}, "size": style.seldom_size("datum.preempted > 0", 22)},
+    }
+    svg = vl_convert.vegalite_to_svg(json.dumps(spec))
+    assert svg.count('aria-roledescription="point"') == 1
+    spec["data"] = {"values": [*rows, {"step": 8, "preempted": 2}]}
+    assert vl_convert.vegalite_to_svg(json.dumps(spec)).count('aria-roledescription="point"') == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from pages.parts import engine_access
+from pages.parts import engine_access, step_strip
 from tests.fake_live import FakeLive
 from tests.fake_snapshots import busy_run, idle_snapshot, starting_snapshot
 
@@ -136,3 +136,31 @@ def test_launches_are_shown_where_steps_have_captured_shapes(live: FakeLive) -> 
     text = words(opened("roofline"))
     assert "Graph replays" in text
     assert "5 shapes captured, 7 misses" in text
+
+
+def test_nothing_picked_invites_and_a_picked_step_tells_its_requests(live: FakeLive) -> None:
+    shot, history = live.picture, live.run.history()
+    assert step_strip.payload(shot, history, None) == {
+        "step": None,
+        "words": step_strip.INVITATION,
+        "requests": [],
+        "chosen": None,
+    }
+    newest = history[-1]
+    told = step_strip.payload(shot, history, newest.step)
+    named = {request for request, _ in told["requests"]}
+    assert told["step"] == newest.step
+    assert named == {row.request_id for row in step_strip.members(shot, newest)}
+    assert named <= {row.request_id for row in (*shot.running, *shot.preempted, *shot.ended)}
+    assert len(named) > 5 and newest.kind in told["words"] and newest.bound_by in told["words"]
+
+
+def test_a_step_that_has_left_the_figure_says_so(live: FakeLive) -> None:
+    told = step_strip.payload(live.picture, live.run.history()[-20:], live.run.history()[0].step)
+    assert told["step"] is None and "any more" in told["words"]
+
+
+def test_going_to_a_step_takes_the_first_kept_picture_that_has_it(live: FakeLive) -> None:
+    shot = live.picture
+    kept = [replace(shot, step=step) for step in (10, 20, 30)]
+    assert [step_strip.picture_with(kept, step) for step in (5, 10, 11, 30, 31)] == [10, 10, 20, 30, 31]

@@ -134,7 +134,7 @@ class Gantt {
     const ctx = c.getContext("2d"), dark = isDark(this.root);
     const style = getComputedStyle(this.root);
     const text = style.color, muted = dark ? "#95A0AC" : "#59646F", grid = dark ? "#1F262E" : "#E9ECF0";
-    const paint = ["", "#E69F00", dark ? "#56B4E9" : "#0072B2", "#D55E00"], quiet = dark ? "#566270" : "#AEB7C1";
+    const paint = ["", "#E69F00", dark ? "#56B4E9" : "#0072B2"], quiet = dark ? "#566270" : "#AEB7C1";
     ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
     ctx.clearRect(0, 0, wide, high);
     const { from, to } = this.span(), scale = this.width() / (to - from || 1);
@@ -156,9 +156,11 @@ class Gantt {
           ctx.fillRect(left, y + lane / 2 - 1, w, 2);
         } else {
           const inset = phase === 2 ? 1.5 : 1;
-          ctx.fillStyle = paint[phase];
-          ctx.fillRect(left, y + inset, w, lane - 2 * inset);
-          if (phase === 3) gantt_hatch(ctx, left, y + inset, w, lane - 2 * inset, dark ? "#0E1217" : "#FFFFFF");
+          if (phase === 3) gantt_hollow(ctx, left, y + inset, w, lane - 2 * inset);
+          else {
+            ctx.fillStyle = paint[phase];
+            ctx.fillRect(left, y + inset, w, lane - 2 * inset);
+          }
         }
       }
       if (lit) {
@@ -202,20 +204,15 @@ function gantt_time(ms) {
   return ms < 1e3 ? `${ms.toPrecision(3)} ms` : ms < 12e4 ? `${(ms / 1e3).toPrecision(3)} s` : `${(ms / 6e4).toPrecision(3)} min`;
 }
 
-function gantt_hatch(ctx, x, y, w, h, colour) {
-  ctx.save();
-  ctx.beginPath();
-  ctx.rect(x, y, w, h);
-  ctx.clip();
-  ctx.strokeStyle = colour;
-  ctx.lineWidth = 1;
-  for (let k = x - h; k < x + w; k += 4) {
-    ctx.beginPath();
-    ctx.moveTo(k, y + h);
-    ctx.lineTo(k + h, y);
-    ctx.stroke();
-  }
-  ctx.restore();
+// Without blocks: hollow and dashed, as in every figure, so that it is told from prefill without its hue.
+function gantt_hollow(ctx, x, y, w, h) {
+  ctx.fillStyle = "#D55E0030";
+  ctx.fillRect(x, y, w, h);
+  ctx.strokeStyle = "#D55E00";
+  ctx.lineWidth = 1.2;
+  ctx.setLineDash([3, 2]);
+  ctx.strokeRect(x + 0.6, y + 0.6, Math.max(w - 1.2, 0.5), h - 1.2);
+  ctx.setLineDash([]);
 }
 
 function draw_gantt(component, root) {

@@ -134,6 +134,20 @@ function sets_fill(view, panel, row, r) {
   row.node.classList.toggle("again", preemptions > 0 && panel.name === "running");
 }
 
+// Whether rows may slide to their places: not where one would pass over another, which would leave neither readable.
+function sets_mayslide(panel, rows) {
+  let last = -1, fresh = false, moved = false;
+  const ordered = rows.every((r, i) => {
+    const at = panel.rows.get(r[0])?.place;
+    if (at === undefined) return (fresh = true);
+    const kept = at > last && !fresh;
+    moved ||= at !== i;
+    last = at;
+    return kept;
+  });
+  return ordered && !(fresh && moved);
+}
+
 function sets_showPanel(view, panel) {
   const rows = view.data.rows[panel.name] ?? [], total = view.data.counts[panel.name];
   say(panel.count, view.data.counts_text[panel.name]);
@@ -145,15 +159,17 @@ function sets_showPanel(view, panel) {
   panel.space.style.height = `${rows.length * height}px`;
   panel.list.style.setProperty("--row", `${height}px`);
   const seen = new Set();
+  panel.list.classList.toggle("placed", !sets_mayslide(panel, rows));
   rows.forEach((r, i) => {
     let row = panel.rows.get(r[0]);
+    const y = `translateY(${i * height}px)`;
     if (!row) {
       row = sets_newRow(panel, r[0]);
-      row.node.style.transform = `translateY(${(i + 1) * height}px)`;
+      row.node.style.transform = `translate(-12px, ${i * height}px)`;
       row.node.getBoundingClientRect();
     }
     seen.add(r[0]);
-    const y = `translateY(${i * height}px)`;
+    row.place = i;
     if (row.node.style.transform !== y) row.node.style.transform = y;
     sets_fill(view, panel, row, r);
   });

@@ -84,7 +84,7 @@ def kv_spec(theme: style.Theme, height: int = 130) -> Spec:
         "scale": {"domain": [0, 1]},
         "axis": {"title": "KV usage", "format": ".0%", "values": [0, 0.5, 1], "grid": True, **_LEFT},
     }
-    mark = {"type": "point", "shape": "triangle-down", "filled": True, "size": 60, "color": style.colour("preempted", theme)}
+    mark = {"type": "point", "shape": "triangle-down", "filled": True, "color": style.colour("preempted", theme)}
     tip = _tip(("ago_s", "s before now", "d"), ("kv_usage", "KV usage", ".1%"), ("preemptions", "preemptions", "d"))
     return {
         **base(theme, height),
@@ -95,9 +95,14 @@ def kv_spec(theme: style.Theme, height: int = 130) -> Spec:
                 "encoding": {"x": _X, "y": y},
             },
             {
-                "transform": [{"filter": "datum.preemptions > 0"}],
+                "transform": style.seldom("datum.preemptions > 0", "ago_s"),
                 "mark": mark,
-                "encoding": {"x": _X, "y": {"value": 8}, "tooltip": tip},
+                "encoding": {
+                    "x": _X,
+                    "y": {"value": 8},
+                    "tooltip": tip,
+                    "size": style.seldom_size("datum.preemptions > 0", 60),
+                },
             },
             {"mark": {"type": "rule", "opacity": 0}, "encoding": {"x": _X, "tooltip": tip}},
         ],

@@ -163,9 +163,9 @@ def _event_layer(kind: str, y: int, theme: Theme) -> dict[str, Any]:
     shape = style.MARK_SHAPES[kind]
     paint = theme.muted if kind == "admitted" else style.colour(kind, theme)
     return {
-        "transform": [{"filter": f"datum.{kind} > 0"}],
-        "mark": {"type": "point", "shape": shape, "filled": kind != "admitted", "size": 22, "color": paint, "opacity": 0.9},
-        "encoding": {"x": _step_axis(), "y": {"value": y}},
+        "transform": style.seldom(f"datum.{kind} > 0"),
+        "mark": {"type": "point", "shape": shape, "filled": kind != "admitted", "color": paint, "opacity": 0.9},
+        "encoding": {"x": _step_axis(), "y": {"value": y}, "size": style.seldom_size(f"datum.{kind} > 0", 22)},
     }
 
 

@@ -74,7 +74,6 @@ def gantt_frame(rows: Sequence[RequestView], now_s: float) -> pd.DataFrame:
 @lru_cache(maxsize=4)
 def gantt_spec(theme: Theme) -> dict[str, Any]:
     """Lanes as thin bars; zooms and pans in time only."""
-    quiet = "#46515D" if theme.name == "dark" else "#CBD2DA"
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "height": LANE_PX * MAX_LANES,
@@ -96,13 +95,7 @@ def gantt_spec(theme: Theme) -> dict[str, Any]:
                 "scale": {"domain": [-1, MAX_LANES], "reverse": True, "nice": False, "zero": False},
                 "axis": {"labels": False, "grid": False},
             },
-            "color": {
-                "field": "phase",
-                "type": "nominal",
-                "title": None,
-                "sort": list(PHASES),
-                "scale": {"domain": list(PHASES), "range": [quiet, style.PREFILL, theme.decode, style.PREEMPTED]},
-            },
+            **style.phase_channels(PHASES, theme),
             "tooltip": [
                 {"field": "request", "type": "nominal"},
                 {"field": "tenant", "type": "nominal"},

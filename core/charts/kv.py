@@ -73,7 +73,7 @@ def pool_frame(history: Sequence[StepRecord]) -> pd.DataFrame:
 @lru_cache(maxsize=4)
 def pool_spec(theme: style.Theme) -> Spec:
     """Blocks by state over steps, stacked to the size of the pool; a triangle marks a preemption."""
-    shades = [style.colour("useful", theme), style.colour("cached", theme), theme.grid]
+    shades = [style.colour("useful", theme), style.colour("cached", theme), theme.line]
     state = {
         "field": "state",
         "type": "nominal",
@@ -101,9 +101,10 @@ def pool_spec(theme: style.Theme) -> Spec:
         "params": [ZOOM],
     }
     marks = {
-        "transform": [{"filter": "datum.preempted > 0"}],
-        "mark": {"type": "point", "shape": style.MARK_SHAPES["preempted"], "filled": True, "size": 50, "yOffset": -6},
+        "transform": style.seldom("datum.preempted > 0"),
+        "mark": {"type": "point", "shape": style.MARK_SHAPES["preempted"], "filled": True, "yOffset": -6},
         "encoding": {
+            "size": style.seldom_size("datum.preempted > 0", 50),
             "x": step_axis(),
             "y": {"value": 0},
             "color": {"value": style.colour("preempted", theme)},

@@ -155,6 +155,7 @@ def rule_frame(found: Percentiles) -> pd.DataFrame:
 
 
 _TICKS = [round(k * 10.0**power, 9) for power in range(-5, 5) for k in (1, 3)]
+_COUNT_LABEL = "datum.value < 1000 ? datum.value : format(datum.value, '~s')"
 _TIME_LABEL = "datum.value >= 1 ? format(datum.value, '~g') + ' s' : format(datum.value * 1000, '~g') + ' ms'"
 
 
@@ -188,7 +189,7 @@ def histogram_spec(theme: style.Theme, height: int = 150) -> Spec:
                 "field": "above",
                 "type": "quantitative",
                 "scale": {"zero": True, "nice": False},
-                "axis": {"title": None, "tickCount": 3, "format": "~s", "grid": True, "tickMinStep": 1},
+                "axis": {"title": None, "tickCount": 3, "labelExpr": _COUNT_LABEL, "grid": True, "tickMinStep": 1},
             },
             "y2": {"field": "below"},
             "color": _tenant(legend=False),
@@ -234,7 +235,7 @@ def over_time_spec(theme: style.Theme, height: int = 200) -> Spec:
     x: Spec = {
         "field": "end_s",
         "type": "quantitative",
-        "scale": {"zero": False, "nice": False},
+        "scale": {"zero": False, "nice": False, "padding": 6},
         "axis": {"title": "end of the request, engine time (s)", "labelExpr": style.THIN_GROUPS, "tickCount": 8},
     }
     tip = [

@@ -20,6 +20,8 @@ _MIX: list[Spec] = [
     {"calculate": "datum.prefill_tokens == 0 ? 'decode' : datum.decode_tokens == 0 ? 'prefill' : 'mixed'", "as": "mix"},
 ]
 
+PICK = "pick"
+_DOT = 38
 _DECADE = "abs(log(datum.value) / LN10 - round(log(datum.value) / LN10)) < 0.001"
 
 
@@ -28,7 +30,7 @@ _NARROW = "width < 330"
 _NAME_PLACES: dict[str, Spec] = {
     "right": {"align": "left", "dx": 12, "dy": 5},
     "corner": {"align": "center", "dy": {"expr": f"{_NARROW} ? -24 : -9"}, "dx": {"expr": f"{_NARROW} ? 24 : 0"}},
-    "above": {"align": "right", "dy": -9},
+    "above": {"align": "right", "dy": -21},
 }
 """Where the name of a ceiling stands beside its anchor: right of the lower slope, over the upper's corner, above the roof."""
 
@@ -112,7 +114,33 @@ def _ceiling_layers(theme: style.Theme) -> list[Spec]:
     ]
 
 
-def _dot_layers(theme: style.Theme, legend_gap: int) -> list[Spec]:
+def _picked(theme: style.Theme, channels: Spec) -> Spec:
+    """What makes dots answer: parameters, and the channels of the dot that is picked or pointed at."""
+    by_step: Spec = {"type": "point", "fields": ["step"]}
+    picked, near = ({"param": name, "empty": False} for name in (PICK, "near"))
+    return {
+        "params": [
+            {"name": PICK, "select": by_step},
+            {"name": "near", "select": {**by_step, "on": "pointerover", "clear": "pointerout"}},
+        ],
+        "encoding": {
+            **channels,
+            "size": {"condition": [{**picked, "value": 130}, {**near, "value": 90}], "value": _DOT},
+            "opacity": {"condition": {**picked, "value": 1}, **channels["opacity"]},
+            "stroke": {"condition": {**picked, "value": theme.text}, "value": "transparent"},
+        },
+    }
+
+
+def _ring(test: str, size: float, width: float, colour: str) -> Spec:
+    return {
+        "data": {"name": "dots"},
+        "mark": {"type": "point", "filled": False, "strokeWidth": width, "color": colour, "clip": True},
+        "encoding": {"size": style.seldom_size(test, size)},
+    }
+
+
+def _dot_layers(theme: style.Theme, legend_gap: int, pick: bool) -> list[Spec]:
     shape = {
         "field": "mix",
         "type": "nominal",
@@ -146,18 +174,14 @@ def _dot_layers(theme: style.Theme, legend_gap: int) -> list[Spec]:
         },
         "legend": None,
     }
+    order = {"field": "step", "type": "quantitative"}
+    dots = {"color": colour, "shape": shape, "opacity": fade, "order": order, "tooltip": tip}
     return [
         {
             "data": {"name": "dots"},
             "transform": _MIX,
-            "mark": {"type": "point", "filled": True, "size": 38, "clip": True},
-            "encoding": {
-                "color": colour,
-                "shape": shape,
-                "opacity": fade,
-                "order": {"field": "step", "type": "quantitative"},
-                "tooltip": tip,
-            },
+            "mark": {"type": "point", "filled": True, "size": _DOT, "clip": True},
+            **(_picked(theme, dots) if pick else {"encoding": dots}),
         },
         {
             "data": {"name": "curve"},
@@ -178,30 +202,23 @@ def _dot_layers(theme: style.Theme, legend_gap: int) -> list[Spec]:
             "mark": {"type": "text", "align": "right", "dx": -6, "dy": -6, "color": theme.text, "fontSize": 10, "clip": True},
             "encoding": {"text": {"field": "label", "type": "nominal"}},
         },
-        {
-            "data": {"name": "dots"},
-            "transform": [{"filter": "datum.lit"}],
-            "mark": {"type": "point", "filled": False, "size": 90, "strokeWidth": 1.3, "color": style.SHARED, "clip": True},
-        },
-        {
-            "data": {"name": "dots"},
-            "transform": [{"filter": "datum.age == 0"}],
-            "mark": {"type": "point", "filled": False, "size": 190, "strokeWidth": 2, "color": theme.text, "clip": True},
-        },
-    ]  # fmt: skip
+        _ring("datum.lit", 90, 1.3, style.SHARED),
+        _ring("datum.age == 0", 190, 2, theme.text),
+    ]
 
 
 @lru_cache(maxsize=4)
-def roofline_spec(theme: style.Theme, height: int = 430, legend_gap: int = 0) -> Spec:
+def roofline_spec(theme: style.Theme, height: int = 430, legend_gap: int = 8, pick: bool = False) -> Spec:
     """The picture for one theme; draw it with `roofline_data` as its named data sets.
 
     Args:
         legend_gap: room between the axis title and the legend under it, px.
+        pick: a click picks the step of a dot (the selection `PICK`), pointing at one makes it larger.
     """
     return {
         **base(theme, height),
         "padding": {"left": 4, "right": 22, "top": 4, "bottom": 4},
         "encoding": _xy(),
-        "layer": [*_ceiling_layers(theme), *_dot_layers(theme, legend_gap)],
+        "layer": [*_ceiling_layers(theme), *_dot_layers(theme, legend_gap, pick)],
         "usermeta": {"embedOptions": {"renderer": "canvas"}},
     }

@@ -2,7 +2,7 @@
 
     seat 1  ###========|##=====
     seat 2  ##==============|#===        # prefill  = decode      a gap is a seat that nobody held
-    seat 3     ####====xx===
+    seat 3     ####====[]===         [] preempted: hollow, a seat that its request had lost
 
 Seats have no number in the scheduler; a request is drawn in the lowest lane that was free when it was admitted, so
 lanes show how many seats were taken and how soon one is taken again. The window begins where the rows at hand are
@@ -73,19 +73,12 @@ def seat_frame(snapshot: EngineSnapshot) -> pd.DataFrame:
 @lru_cache(maxsize=4)
 def seat_spec(theme: Theme, height: int = 300) -> dict[str, Any]:
     """Lanes of seats over time; a thin ground-coloured edge parts one request from the next."""
-    phase = {
-        "field": "phase",
-        "type": "nominal",
-        "title": None,
-        "sort": list(PHASES),
-        "scale": {"domain": list(PHASES), "range": [style.PREFILL, theme.decode, style.PREEMPTED]},
-    }
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "height": height,
         "params": [style.ZOOM],
         "transform": [{"calculate": "datum.seat + 0.86", "as": "below"}],
-        "mark": {"type": "rect", "stroke": theme.ground, "strokeWidth": 0.6, "clip": True},
+        "mark": {"type": "rect", "clip": True},
         "encoding": {
             "x": {
                 "field": "from_s",
@@ -103,7 +96,7 @@ def seat_spec(theme: Theme, height: int = 300) -> dict[str, Any]:
                 "axis": {"tickMinStep": 1, "tickCount": 6, "grid": False, "format": "d"},
             },
             "y2": {"field": "below"},
-            "color": phase,
+            **style.phase_channels(PHASES, theme),
             "tooltip": [
                 {"field": "request", "type": "nominal"},
                 {"field": "tenant", "type": "nominal"},

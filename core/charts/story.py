@@ -99,14 +99,15 @@ def blocks_spec(theme: Theme) -> dict[str, Any]:
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "height": 190,
-        "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}],
+        "params": [style.ZOOM],
         "mark": {"type": "rect", "stroke": theme.ground, "strokeWidth": 1},
         "encoding": {
             "x": {
                 "field": "from_s",
                 "type": "quantitative",
                 "title": "time since arrival (s)",
-                "scale": {"zero": True, "nice": False},
+                "scale": {"zero": True, "nice": False, "padding": 9},
+                "axis": {"tickCount": 8},
             },
             "x2": {"field": "to_s"},
             "y": {
@@ -131,18 +132,12 @@ def blocks_spec(theme: Theme) -> dict[str, Any]:
 @lru_cache(maxsize=4)
 def story_spec(theme: Theme) -> dict[str, Any]:
     """Bars for phases, ticks for tokens above, chunk ends below, triangles for turning points."""
-    quiet = "#46515D" if theme.name == "dark" else "#CBD2DA"
     x: dict[str, Any] = {
         "field": "from_s",
         "type": "quantitative",
         "title": "time since arrival (s)",
-        "scale": {"zero": True, "nice": False},
-    }
-    colour = {
-        "field": "phase",
-        "type": "nominal",
-        "title": None,
-        "scale": {"domain": list(PHASES), "range": [quiet, style.PREFILL, theme.decode, style.PREEMPTED]},
+        "scale": {"zero": True, "nice": False, "padding": 9},
+        "axis": {"tickCount": 8},
     }
     tooltip = [
         {"field": "what", "type": "nominal", "title": "what"},
@@ -154,23 +149,34 @@ def story_spec(theme: Theme) -> dict[str, Any]:
     def only(row: str) -> list[dict[str, str]]:
         return [{"filter": f"datum.row === '{row}'"}]
 
+    def at(share: float) -> dict[str, str]:
+        return {"expr": f"{share} * height"}
+
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "height": 190,
+        "height": 210,
         "encoding": {"x": x, "tooltip": tooltip},
         "layer": [
             {
-                "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}],
+                "params": [style.ZOOM],
                 "transform": only("span"),
-                "mark": {"type": "bar", "height": 34, "y": 105},
-                "encoding": {"x2": {"field": "to_s"}, "color": colour},
+                "mark": {"type": "bar", "height": 34, "y": at(0.62), "clip": True},
+                "encoding": {"x2": {"field": "to_s"}, **style.phase_channels(PHASES, theme)},
             },
-            {"transform": only("token"), "mark": {"type": "tick", "y": 62, "size": 26, "thickness": 1.2, "color": theme.decode}},
-            {"transform": only("chunk"), "mark": {"type": "tick", "y": 148, "size": 22, "thickness": 2, "color": style.PREFILL}},
+            _ticks(only("token"), at(0.31), 26, 1.2, theme.decode),
+            _ticks(only("chunk"), at(0.9), 18, 2.4, style.PREFILL),
             {
                 "transform": only("mark"),
-                "mark": {"type": "point", "shape": "triangle-down", "filled": True, "size": 90, "y": 26, "color": theme.text},
+                "mark": {
+                    "type": "point", "shape": "triangle-down", "filled": True, "size": 90, "y": at(0.06), "color": theme.text,
+                    "clip": True,
+                },
             },
         ],
         "config": style.vega_config(theme),
-    }
+    }  # fmt: skip
+
+
+def _ticks(rows: list[dict[str, str]], y: dict[str, str], size: int, thickness: float, colour: str) -> dict[str, Any]:
+    mark = {"type": "tick", "y": y, "size": size, "thickness": thickness, "color": colour, "clip": True, "opacity": 1}
+    return {"transform": rows, "mark": mark}

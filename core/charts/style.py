@@ -9,6 +9,7 @@ by meaning and theme: `colour("decode", DARK)`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ CIVIDIS = (
     "#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838",
 )  # fmt: skip
 
+_VIRIDIS = {"scheme": "viridis"}
+
 THIN_GROUPS = "replace(format(datum.value, ',~r'), /,/g, '\u202f')"
 """Vega expression for axis labels: digits grouped by thin spaces, as everywhere else."""
 
@@ -39,6 +42,9 @@ ZOOM: dict[str, Any] = {
 """Parameter of every figure over steps or time; a plain wheel goes on scrolling the page."""
 
 HOW_TO_ZOOM = "Drag pans, shift + wheel zooms, double click resets."
+
+PADDING = {"left": 4, "right": 8, "top": 4, "bottom": 4}
+"""Round a figure, px; on a page it must stand in the specification itself, or 20 px are left under every figure."""
 
 FONT = "Inter, 'Segoe UI', 'Helvetica Neue', 'DejaVu Sans', Arial, sans-serif"
 MONO = "'JetBrains Mono', 'SF Mono', Consolas, 'DejaVu Sans Mono', monospace"
@@ -118,6 +124,44 @@ def hue_colour(hue: int, theme: Theme = DARK) -> str:
     return f"oklch({lightness} {chroma} {hue % 360})"
 
 
+def seldom(test: str, by: str = "step") -> list[dict[str, Any]]:
+    """Vega-Lite transform that keeps the rows of a test and the row at the left edge, which is there to give the axis an extent.
+
+    A layer without a row has none, of which a browser complains. Give the mark `seldom_size` for its size, so that the
+    row at the edge shows only where the test holds.
+    """
+    edge = {"joinaggregate": [{"op": "min", "field": by, "as": "edge"}]}
+    return [edge, {"filter": f"{test} || datum.{by} === datum.edge"}]
+
+
+def seldom_size(test: str, size: float) -> dict[str, Any]:
+    """The channel `size` that goes with `seldom`."""
+    return {"condition": {"test": test, "value": size}, "value": 0}
+
+
+def phase_channels(phases: Sequence[str], theme: Theme = DARK) -> dict[str, Any]:
+    """Vega-Lite channels over the field `phase` of bars: filled, but for what was preempted, which is hollow and dashed.
+
+    Prefill and preempted are neighbours in hue; the outline tells them apart without it.
+    """
+    fills = {"queue": "#46515D" if theme.name == "dark" else "#CBD2DA", "prefill": PREFILL, "decode": theme.decode}
+
+    def over(full: Any, hollow: Any) -> dict[str, Any]:
+        shown = [hollow if phase == "preempted" else full for phase in phases]
+        domain = {"domain": list(phases), "range": shown}
+        return {"field": "phase", "type": "nominal", "title": None, "sort": list(phases), "scale": domain}
+
+    colours = over("", "")
+    colours["scale"]["range"] = [fills.get(phase, f"{PREEMPTED}30") for phase in phases]
+    return {
+        "color": colours,
+        "stroke": over(theme.ground, PREEMPTED),
+        "strokeWidth": {"value": 1.2},
+        "opacity": {"value": 1},
+        "strokeDash": over([1, 0], [3, 2]),
+    }
+
+
 def kind_scale() -> dict[str, Any]:
     """Vega-Lite scale of the strokeDash channel over measured / predicted / replayed."""
     return {"domain": list(KINDS), "range": [LINE_DASH[kind] for kind in KINDS]}
@@ -130,7 +174,7 @@ def vega_config(theme: Theme) -> dict[str, Any]:
         "background": theme.ground if theme.name == "print" else "transparent",
         "font": FONT,
         "view": {"stroke": None},
-        "padding": {"left": 4, "right": 8, "top": 4, "bottom": 4},
+        "padding": PADDING,
         "axis": {
             **label,
             "labelFontSize": 11,
@@ -178,5 +222,5 @@ def vega_config(theme: Theme) -> dict[str, Any]:
         "rule": {"strokeWidth": 1, "color": theme.muted},
         "point": {"strokeWidth": 1},
         "bar": {"discreteBandSize": {"band": 0.8}},
-        "range": {"ramp": list(VIRIDIS), "heatmap": list(VIRIDIS), "ordinal": list(VIRIDIS)},
+        "range": {"ramp": _VIRIDIS, "heatmap": _VIRIDIS, "ordinal": _VIRIDIS},
     }

@@ -120,7 +120,7 @@ def tiles(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> tuple[Tile
             "full_batch",
             "Full-batch share",
             formats.percent(k.full_batch_share),
-            f"at the KV limit; mean batch {formats.figures(k.mean_batch)}",
+            f"mean batch {formats.figures(k.mean_batch)}",
             "Of the steps in which requests waited: how many ran the largest batch that KV memory allows. At 0 % something else"
             " bounds the batch: seats, the token budget or a quota.",
             _line(history, _full_share),

@@ -46,10 +46,11 @@ def series_frame(first: Sequence[SeriesPoint], second: Sequence[SeriesPoint]) ->
 @lru_cache(maxsize=8)
 def series_spec(theme: style.Theme, field: str, percent: bool, height: int = 150) -> Spec:
     """One figure of both runs over time, predicted and therefore dashed; the base is grey."""
-    axis: dict[str, Any] = {"title": None, "tickCount": 4, "grid": True}
-    scale: dict[str, Any] = {"nice": False, "zero": True}
+    axis: dict[str, Any] = {"title": None, "tickCount": 4, "tickMinStep": 1, "format": "~s", "grid": True}
+    scale: dict[str, Any] = {"nice": False, "zero": True, "domain": {"unionWith": [0, 1]}}  # zero everywhere is at the foot
     if percent:
-        axis["format"], scale["domain"] = "%", [0, 1]
+        axis = {**axis, "tickMinStep": 0.25, "format": "%"}
+        scale["domain"] = [0, 1]
     return {
         **base(theme, height),
         "params": [style.ZOOM],

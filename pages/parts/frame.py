@@ -24,6 +24,8 @@ from pages.parts import save_as
 
 _HEAD = "figure_head"
 _ABOUT = "figures_are_of"
+ROWS = "rows"
+"""Name of the data set of a figure that has only one."""
 _SHEET = Path(__file__).resolve().parents[2] / "assets" / "page.css"
 
 
@@ -127,23 +129,34 @@ def can_be_saved(key: str, make: save_as.Make, title: str = "") -> None:
     save_as.control(key, make, title=title, span=span, how=how, theme=theme(), facts=st.session_state.get(_ABOUT))
 
 
-def chart(data: Any, spec: dict[str, Any], *, key: str, alt: str) -> None:
+def chart(data: Any, spec: dict[str, Any], *, key: str, alt: str, picks: Sequence[str] = ()) -> dict[str, Any]:
     """A Vega-Lite chart whose specification is constant, so that zoom and pan survive every tick.
 
     Streamlit forgets a zoom with each change of the data, except where the selection is one that the script reads; so
-    it is registered as such. Nothing is done with it.
+    it is registered as such. Nothing is done with it. Data travel as a named data set, which is in the chart when it is
+    first drawn; others come after it, and until then its axes would have no extent.
 
     Args:
         data: a DataFrame of at most 2,000 rows.
         spec: the same object at every tick (build it once, for each theme).
         alt: what the figure shows, for those who do not see it.
+        picks: names of point selections of the specification whose picks the script reads.
+
+    Returns:
+        What is picked: parameter -> rows of the fields that it selects by.
     """
     can_be_saved(key, lambda: (spec, data), alt)
-    zooms = scale_params(spec)
-    if zooms:
-        st.vega_lite_chart(data, spec, key=key, theme=None, width="stretch", alt=alt, on_select="rerun", selection_mode=zooms)
-    else:
-        st.vega_lite_chart(data, spec, key=key, theme=None, width="stretch", alt=alt)
+    drawn = {"padding": style.PADDING, **spec}
+    if data is not None:
+        drawn |= {"data": {"name": ROWS}, "datasets": {ROWS: data}}
+    selections = [*scale_params(spec), *picks]
+    if not selections:
+        st.vega_lite_chart(None, drawn, key=key, theme=None, width="stretch", alt=alt)
+        return {}
+    found: Any = st.vega_lite_chart(
+        None, drawn, key=key, theme=None, width="stretch", alt=alt, on_select="rerun", selection_mode=selections
+    )
+    return {name: rows for name in picks if (rows := found.get("selection", {}).get(name))}
 
 
 def empty(

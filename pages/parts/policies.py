@@ -141,6 +141,7 @@ def tenants() -> None:
             num_rows="dynamic",
             hide_index=True,
             key="tenant_editor",
+            placeholder="no limit",
             column_config={
                 "tenant": st.column_config.TextColumn("Tenant", required=True),
                 "weight": st.column_config.NumberColumn("Weight", min_value=0.001, default=1.0, help="Share under wfq"),

@@ -18,9 +18,12 @@ LINE_STEPS = 300
 TABS = ("Intensity and batch", "Bytes by step", "Useful and wasted", "Host time", "Intensity by batch size")
 
 
-def draw_named(spec: dict[str, Any], data: dict[str, pd.DataFrame], *, key: str, alt: str) -> None:
-    """A chart with several data sets."""
-    frame.chart(None, {**spec, "datasets": {name: table(part) for name, part in data.items()}}, key=key, alt=alt)
+def draw_named(
+    spec: dict[str, Any], data: dict[str, pd.DataFrame], *, key: str, alt: str, picks: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A chart with several data sets; what is picked in it, as of `frame.chart`."""
+    sets = {name: table(part) for name, part in data.items()}
+    return frame.chart(None, {**spec, "datasets": sets}, key=key, alt=alt, picks=picks)
 
 
 def _intensity(history: Sequence[StepRecord]) -> None:
