@@ -170,7 +170,9 @@ def _watch(history: Sequence[StepRecord]) -> None:
         )
         for v in found
     ]
-    frame.plain_table(("failure mode", "found", "in words"), rows, quiet=[k for k, v in enumerate(found) if not v.found])
+    frame.plain_table(
+        ("failure mode", "found", "in words"), rows, key="detectors", quiet=[k for k, v in enumerate(found) if not v.found]
+    )
 
 
 def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:

@@ -8,6 +8,7 @@ import pytest
 import vl_convert
 
 from core.charts import batch_timeline, gantt, seats, style, tiles
+from pages.parts.tiles import tile_rows
 from tests.fake_snapshots import FakeRun, busy_run
 
 
@@ -137,7 +138,8 @@ def test_preempted_is_told_from_prefill_without_its_hue(theme):
         phase: tuple(json.dumps(channels[name]["scale"]["range"][k]) for name in ("color", "stroke", "strokeDash"))
         for k, phase in enumerate(gantt.PHASES)
     }
-    assert looks["preempted"][2] != looks["prefill"][2] and looks["preempted"][1] != looks["prefill"][1]
+    assert looks["preempted"][2] != looks["prefill"][2]
+    assert looks["preempted"][1] != looks["prefill"][1]
     assert len({look[0] for look in looks.values()}) == len(looks)
 
 
@@ -153,3 +155,12 @@ def test_a_layer_of_rare_marks_keeps_one_row_so_that_its_axis_has_an_extent():
     assert svg.count('aria-roledescription="point"') == 1
     spec["data"] = {"values": [*rows, {"step": 8, "preempted": 2}]}
     assert vl_convert.vegalite_to_svg(json.dumps(spec)).count('aria-roledescription="point"') == 2
+
+
+def test_tiles_as_rows_hold_every_point_of_every_line(run, snapshot):
+    shown = tiles.tiles(snapshot, run.history())
+    rows = tile_rows(shown)
+    for tile in shown:
+        of = rows[rows["figure"] == tile.label]
+        assert of["line"].dropna().tolist() == [v for v in tile.line if v is not None]
+        assert set(of["value"]) == {tile.value}

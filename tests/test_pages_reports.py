@@ -339,7 +339,10 @@ def test_the_element_gets_the_file_or_the_reason(monkeypatch: pytest.MonkeyPatch
     spec, data = batch_timeline.batch_spec(style.DARK), batch_timeline.batch_frame(bundle.steps)
 
     def make(**asked: Any) -> dict[str, Any]:
-        return save_as._make("sets", {"id": 7, "format": 0, "width": 0} | asked, lambda: (spec, data), CAPTION, style.DARK)
+        def content_as(fmt: str, width_cm: float) -> bytes:
+            return save_as.content_of(fmt, spec, data, CAPTION, style.DARK, width_cm)
+
+        return save_as._make("sets", {"id": 7, "format": 0, "width": 0} | asked, save_as.FORMATS, content_as)
 
     made = make(width=1)
     assert (made["id"], made["name"], made["mime"]) == ("7", "sets.png", "image/png")

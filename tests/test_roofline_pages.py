@@ -152,12 +152,15 @@ def test_nothing_picked_invites_and_a_picked_step_tells_its_requests(live: FakeL
     assert told["step"] == newest.step
     assert named == {row.request_id for row in step_strip.members(shot, newest)}
     assert named <= {row.request_id for row in (*shot.running, *shot.preempted, *shot.ended)}
-    assert len(named) > 5 and newest.kind in told["words"] and newest.bound_by in told["words"]
+    assert len(named) > 5
+    assert newest.kind in told["words"]
+    assert newest.bound_by in told["words"]
 
 
 def test_a_step_that_has_left_the_figure_says_so(live: FakeLive) -> None:
     told = step_strip.payload(live.picture, live.run.history()[-20:], live.run.history()[0].step)
-    assert told["step"] is None and "any more" in told["words"]
+    assert told["step"] is None
+    assert "any more" in told["words"]
 
 
 def test_going_to_a_step_takes_the_first_kept_picture_that_has_it(live: FakeLive) -> None:

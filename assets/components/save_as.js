@@ -31,8 +31,14 @@ function save_as_build(root) {
 }
 
 function save_as_choices(view) {
-  const { widths, formats } = view.data;
+  const { widths, formats, what } = view.data;
   if (view.formats.childElementCount === formats.length) return;
+  if (what) {
+    view.open.title = `Save this ${what}`;
+    attr(view.open, "aria-label", view.open.title);
+    say(view.note, "The rows as they are now, with their headings.");
+  }
+  view.widths.hidden = !widths.length;
   view.widths.replaceChildren(
     ...widths.map((label, i) => {
       const choice = make("button", "choice", label);

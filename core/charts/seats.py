@@ -78,7 +78,7 @@ def seat_spec(theme: Theme, height: int = 300) -> dict[str, Any]:
         "height": height,
         "params": [style.ZOOM],
         "transform": [{"calculate": "datum.seat + 0.86", "as": "below"}],
-        "mark": {"type": "rect", "clip": True},
+        "mark": {"type": "bar", "clip": True},
         "encoding": {
             "x": {
                 "field": "from_s",

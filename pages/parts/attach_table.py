@@ -10,11 +10,13 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
+import pandas as pd
 import streamlit as st
 
 from core.attach.fleet import ANSWERING, Summary, summarise
 from core.attach.scraper import TargetState
 from core.charts import formats
+from pages.parts import save_as
 
 _STATES = {
     "live": ("●", "bs-live"),
@@ -92,8 +94,35 @@ def table_html(states: Sequence[TargetState], now_s: float, chosen: str | None =
     return f'<div class="bs-servers"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody>{foot}</table></div>'
 
 
+def table_rows(states: Sequence[TargetState], now_s: float) -> pd.DataFrame:
+    """The same rows for a file, every number as a number; times in seconds, shares from 0 to 1."""
+    rows = []
+    for s in states:
+        seen = summarise([s], now_s)
+        rows.append(
+            {
+                "server": s.name,
+                "state": s.status,
+                "running": seen.running,
+                "seats": s.seats,
+                "waiting": seen.waiting,
+                "kv_usage": seen.kv_usage,
+                "output_tokens_per_s": seen.output_tokens_per_s,
+                "tokens_per_step": seen.tokens_per_step,
+                "ttft_p95_s": seen.ttft.p95,
+                "itl_p95_s": seen.itl.p95,
+                "prefix_hit_rate": seen.prefix_hit_rate,
+                "preemptions": seen.preemptions,
+                "bound_by": seen.bound_by,
+                "scraped_s_ago": None if s.scraped_s is None else max(now_s - s.scraped_s, 0.0),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
 def server_table(states: Sequence[TargetState], now_s: float, chosen: str | None) -> None:
     """Draw the table, and a sentence for each server that does not answer as it should."""
+    save_as.table("servers", lambda: table_rows(states, now_s))
     st.html(table_html(states, now_s, chosen))
     troubled = [s for s in states if s.status not in ("live", "connecting")]
     lines = "".join(f"<li>{html.escape(s.name)}: {html.escape(s.message)}</li>" for s in troubled[:6])

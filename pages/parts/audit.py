@@ -61,6 +61,6 @@ def _list() -> None:
     with st.container(key="audit_list"):
         if entries:
             rows = audit_rows(entries, engine_access.wall_clock.now(), access.session)
-            frame.plain_table(("when", "who", "command", "outcome", "what"), rows)
+            frame.plain_table(("when", "who", "command", "outcome", "what"), rows, key="audit")
         else:
             frame.empty("Nobody has taken control or changed anything since the start.", key="audit", height=64)

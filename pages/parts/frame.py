@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import streamlit as st
 
 from core.charts import formats, style
@@ -182,11 +183,12 @@ def strip(items: Sequence[tuple[str, str]]) -> None:
 
 
 def plain_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Sequence[int] = (), quiet: Sequence[int] = ()
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, key: str, numeric: Sequence[int] = (), quiet: Sequence[int] = ()
 ) -> None:
-    """A table of words that wraps in its last column and scrolls below 24 rem.
+    """A table of words that wraps in its last column, scrolls below 24 rem, and can be saved.
 
     Args:
+        key: names the file.
         numeric: columns whose cells stand at the right.
         quiet: rows that matter less.
     """
@@ -195,6 +197,7 @@ def plain_table(
         kinds = ['class="n"' if k in numeric else "" for k in range(len(values))]
         return "".join(f"<{tag} {kind}>{html.escape(v)}</{tag}>" for kind, v in zip(kinds, values, strict=True))
 
+    save_as.table(key, lambda: pd.DataFrame([list(row) for row in rows], columns=list(head)))
     body = "".join(f'<tr class="{"quiet" if k in quiet else ""}">{cells("td", row)}</tr>' for k, row in enumerate(rows))
     st.html(f'<div class="bs-table"><table><thead><tr>{cells("th", head)}</tr></thead><tbody>{body}</tbody></table></div>')
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pandas as pd
+
 from core.charts.tiles import Tile
 from core.charts.tiles import tiles as tiles_of
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot
+from pages.parts import save_as
 from pages.parts.element import LiveElement
 
 _element = LiveElement("tiles")
@@ -30,6 +33,12 @@ def payload(tiles: Sequence[Tile]) -> list[dict[str, Any]]:
     ]
 
 
+def tile_rows(tiles: Sequence[Tile]) -> pd.DataFrame:
+    """Tiles as rows: a row for each point of a line, or one without a point; label, value and note are repeated."""
+    rows = [(tile.label, tile.value, tile.note, k, value) for tile in tiles for k, value in enumerate(tile.line or (None,))]
+    return pd.DataFrame(rows, columns=["figure", "value", "note", "point", "line"]).astype({"line": "float64"})
+
+
 def draw_tiles(snapshot: EngineSnapshot, history: Sequence[StepRecord], *, key: str = "tiles") -> None:
     """Draw the six tiles."""
     show_tiles(tiles_of(snapshot, history), key=key)
@@ -37,4 +46,5 @@ def draw_tiles(snapshot: EngineSnapshot, history: Sequence[StepRecord], *, key: 
 
 def show_tiles(tiles: Sequence[Tile], *, key: str) -> None:
     """Draw any tiles."""
+    save_as.table(key, lambda: tile_rows(tiles))
     _element.draw(payload(tiles), key=key)
