@@ -131,19 +131,14 @@ def _table(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     st.dataframe(pd.DataFrame(step_rows(history)), hide_index=True, height=300, key="live_step_table")
 
 
-def _start_load() -> None:
-    access = engine_access.engine()
-    if access.load is None:
-        access.set_load()
-    access.start()
-
-
 def _empty(snapshot: EngineSnapshot) -> None:
     """What is missing, in the place of a figure that has no data."""
     if snapshot.state == "starting":
         frame.empty("The model is loading; the first step follows at once.", key="live", height=230)
     else:
-        frame.empty("No step has run yet: no request was submitted.", "Start a load", _start_load, key="live", height=230)
+        frame.empty(
+            "No step has run yet: no request was submitted.", "Start a load", engine_access.start_load, key="live", height=230
+        )
 
 
 def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:

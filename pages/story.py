@@ -118,14 +118,24 @@ def _events(story: Story) -> None:
     st.dataframe(pd.DataFrame(rows), hide_index=True, height=320, key="story_events", column_config=widths)
 
 
+def _empty(snapshot: EngineSnapshot, chosen: str | None) -> None:
+    if chosen:
+        frame.empty(f"Request {chosen} is not kept any more.", key="story", height=320)
+    elif snapshot.state == "starting":
+        frame.empty("The model is loading; the first request appears here at once.", key="story", height=320)
+    elif _rows(snapshot):
+        frame.empty("Pick a request above, or click one on the Live page.", key="story", height=320)
+    else:
+        frame.empty("No request has run yet.", "Start a load", engine_access.start_load, key="story", height=320)
+
+
 def render(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> None:
     """Draw the chosen request's life."""
     chosen = _choose(snapshot)
     story: Story | None = engine_access.engine().story(chosen) if chosen else _example(snapshot)
     with st.container(key="story"):
         if story is None:
-            what = f"Request {chosen} is not kept any more." if chosen else "Pick a request above, or click one on the Live page."
-            frame.empty(what, key="story", height=320)
+            _empty(snapshot, chosen)
         else:
             frame.figure_head(
                 f"The life of {story.request_id}",

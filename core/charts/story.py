@@ -146,9 +146,6 @@ def story_spec(theme: Theme) -> dict[str, Any]:
         {"field": "detail", "type": "nominal"},
     ]
 
-    def only(row: str) -> list[dict[str, str]]:
-        return [{"filter": f"datum.row === '{row}'"}]
-
     def at(share: float) -> dict[str, str]:
         return {"expr": f"{share} * height"}
 
@@ -159,14 +156,14 @@ def story_spec(theme: Theme) -> dict[str, Any]:
         "layer": [
             {
                 "params": [style.ZOOM],
-                "transform": only("span"),
+                "transform": [{"filter": "datum.row === 'span'"}],
                 "mark": {"type": "bar", "height": 34, "y": at(0.62), "clip": True},
                 "encoding": {"x2": {"field": "to_s"}, **style.phase_channels(PHASES, theme)},
             },
-            _ticks(only("token"), at(0.31), 26, 1.2, theme.decode),
-            _ticks(only("chunk"), at(0.9), 18, 2.4, style.PREFILL),
+            _ticks("token", at(0.31), 26, 1.2, theme.decode),
+            _ticks("chunk", at(0.9), 18, 2.4, style.PREFILL),
             {
-                "transform": only("mark"),
+                "transform": [{"filter": "datum.row === 'mark'"}],
                 "mark": {
                     "type": "point", "shape": "triangle-down", "filled": True, "size": 90, "y": at(0.06), "color": theme.text,
                     "clip": True,
@@ -177,6 +174,10 @@ def story_spec(theme: Theme) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ticks(rows: list[dict[str, str]], y: dict[str, str], size: int, thickness: float, colour: str) -> dict[str, Any]:
-    mark = {"type": "tick", "y": y, "size": size, "thickness": thickness, "color": colour, "clip": True, "opacity": 1}
-    return {"transform": rows, "mark": mark}
+def _ticks(row: str, y: dict[str, str], size: int, thickness: float, colour: str) -> dict[str, Any]:
+    test = f"datum.row === '{row}'"
+    return {
+        "transform": style.seldom(test, "from_s"),
+        "mark": {"type": "tick", "y": y, "thickness": thickness, "color": colour, "clip": True, "opacity": 1},
+        "encoding": {"size": style.seldom_size(test, size)},
+    }

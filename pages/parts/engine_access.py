@@ -320,3 +320,11 @@ def replay() -> ReplayView | None:
 def show_replay(view: ReplayView | None) -> None:
     """Put a replay in the place of the engine, for this session alone; None goes back to the live engine."""
     st.session_state[_REPLAY] = view
+
+
+def start_load() -> None:
+    """From a callback: let the engine run under its load, the usual one where it has none."""
+    access = engine()
+    if access.load is None:
+        access.set_load()
+    access.start()

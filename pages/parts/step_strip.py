@@ -12,12 +12,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import streamlit as st
+
 from core.charts import formats
 from core.records import StepRecord
 from core.snapshot import EngineSnapshot, RequestView
 from pages.parts import engine_access, travel
 from pages.parts.element import LiveElement, trigger
-from pages.parts.request_sets import choose, chosen_request
+from pages.parts.request_sets import CHOSEN, chosen_request
 
 KEY = "step_strip"
 INVITATION = "Click a dot to see which requests were in its step, and to go there."
@@ -78,7 +80,7 @@ def _on_pick() -> None:
     asked = trigger(KEY, "pick")
     request = asked.get("request") if isinstance(asked, dict) else None
     if isinstance(request, str):
-        choose(None if request == chosen_request() else request)
+        st.session_state[CHOSEN] = None if request == chosen_request() else request  # the page's own choice of a request
 
 
 def draw(snapshot: EngineSnapshot, history: Sequence[StepRecord], step: int | None) -> None:

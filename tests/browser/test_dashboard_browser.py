@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
 from tests.browser.conftest import PICTURES, ROOT, free_port, status_bar, step_number
 from tests.browser.test_block_canvas_browser import _wait_for, canvas_of
@@ -253,3 +253,85 @@ def test_a_canvas_has_words_and_a_table_beside_it(page: Page, frozen: str) -> No
     visit(page, f"{frozen}/kv_blocks?kv_details=Table+view")
     expect(page.get_by_text("The same map as a table")).to_be_visible()
     assert "arrow keys" in str(canvas_of(page).get_attribute("aria-label"))
+
+
+PROBED = ("_stcore/health", "_stcore/host-config")
+"""What Streamlit's own script asks for under every part of a deep link, to find out where its server is."""
+PATHS = ("", "tour", "live", "kv_blocks", "roofline", "latency", "story", "attach", "sweep", "compare", "prompt", "scheduler")
+
+
+@pytest.mark.slow
+def test_no_page_complains_in_the_console(page: Page, playing: str) -> None:
+    said: list[str] = []
+
+    def note(message: ConsoleMessage) -> None:
+        if message.type in ("warning", "error") and not any(path in message.location["url"] for path in PROBED):
+            said.append(f"{page.url}: {message.text}")
+
+    page.on("console", note)
+    page.on("pageerror", lambda error: said.append(f"{page.url}: {error}"))
+    for path in (*PATHS, "failure_modes", "reports"):
+        visit(page, f"{playing}/{path}")
+        page.wait_for_timeout(2500)
+    assert said == []
+
+
+def test_rows_of_the_batch_never_lie_over_one_another(page: Page, playing: str) -> None:
+    visit(page, f"{playing}/live")
+    expect(page.locator(".running [data-id]").first).to_be_visible()
+    nearest = page.locator(".running .list").evaluate(
+        """async (list) => {
+            let nearest = Infinity;
+            const end = performance.now() + 5000;
+            while (performance.now() < end) {
+                await new Promise(requestAnimationFrame);
+                const rows = [...list.querySelectorAll("[data-id]")].map((row) => row.getBoundingClientRect());
+                rows.sort((a, b) => a.top - b.top);
+                rows.slice(1).forEach((row, k) => (nearest = Math.min(nearest, row.top - rows[k].bottom)));
+            }
+            return nearest;
+        }"""
+    )
+    assert nearest > -1.5, f"two rows lie {-nearest:.1f} px over one another"
+
+
+def test_on_a_phone_the_status_bar_shows_what_binds_in_full(browser: Browser, playing: str) -> None:
+    page = another(browser, viewport={"width": 390, "height": 844})
+    visit(page, f"{playing}/story")
+    for key in ("step", "speed", "kv", "running", "waiting", "bound"):
+        cell = page.get_by_label("Engine status").locator(f".value.{key}")
+        box = cell.bounding_box()
+        assert box is not None, key
+        assert box["x"] >= 0, key
+        assert box["x"] + box["width"] <= 390, key
+        assert cell.evaluate("cell => cell.scrollWidth <= cell.clientWidth + 1"), f"{key} is cut off"
+    page.context.close()
+
+
+@pytest.mark.slow
+def test_a_dot_of_the_roofline_tells_its_step_and_leads_there(page: Page, frozen: str) -> None:
+    visit(page, f"{frozen}/roofline")
+    chart = page.locator(".st-key-roofline_hero canvas").first
+    expect(chart).to_be_visible()
+    page.wait_for_timeout(2000)
+    box, tip = chart.bounding_box(), page.locator("#vg-tooltip-element.visible")
+    assert box is not None
+    places = ((x, y) for y in range(60, int(box["height"]) - 100, 7) for x in range(80, int(box["width"]) - 60, 9))
+
+    def over_a_dot(place: tuple[int, int]) -> bool:
+        page.mouse.move(box["x"] + place[0], box["y"] + place[1])
+        return tip.count() > 0 and "kind of step" in tip.inner_text()
+
+    found = next((place for place in places if over_a_dot(place)), None)
+    assert found is not None
+    number = re.sub(r"\D", "", tip.inner_text().split("kind")[0])
+    page.mouse.click(box["x"] + found[0], box["y"] + found[1])
+    strip = page.locator(".st-key-step_strip")
+    expect(strip.get_by_role("button", name="Go to this step")).to_be_visible()
+    assert number in re.sub(r"\D", "", strip.locator(".words").inner_text().split(":")[0])
+    first = strip.locator(".chip").first
+    request = first.inner_text()
+    first.click()
+    until(page, lambda: f"request={request}" in page.url, "the request is chosen")
+    strip.get_by_role("button", name="Go to this step").click()
+    until(page, lambda: "step=" in page.url, "the page looks back")
