@@ -62,9 +62,9 @@ function showAge(bar) {
   const stale = bar.data.period ? silent > limit : false;
   const old = bar.data.running && age > 5;
   const text = age < 1.5 ? "now" : age < 120 ? `${age.toFixed(age < 10 ? 1 : 0)}\u202fs ago` : `${Math.round(age / 60)}\u202fmin ago`;
-  say(bar.age, (stale ? "stale: " : bar.data.period ? "" : "refresh off: ") + text);
+  say(bar.age, (stale ? "stale: " : "") + text);
   bar.age.className = "age" + (stale || old ? " stale" : "");
-  bar.age.title = `The engine published this picture ${age.toFixed(1)} s ago. Drawing it took ${bar.data.tick} of Python.`;
+  bar.age.title = `The engine published this picture ${age.toFixed(1)} s ago. Drawing it took ${bar.data.tick} of Python.${bar.data.period ? "" : " Refresh is off."}`;
 }
 
 function showValue(bar, item) {
