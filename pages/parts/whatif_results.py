@@ -10,6 +10,7 @@ from typing import Any
 import streamlit as st
 
 from core.charts import what_if
+from core.prediction import Pair as Checked
 from core.report.caption import facts_of_what_if
 from core.sim_jobs import Outcome
 from core.sim_result import SimulationResult
@@ -32,6 +33,7 @@ class View:
     """All that the tabs share.
 
     Attributes:
+        measured: the live engine's own figures beside their prediction, empty while there are none.
         only: requests of the load that the two runs had; 0 for all of them.
     """
 
@@ -41,7 +43,7 @@ class View:
     target: WhatIf
     base: SimulationResult
     new: SimulationResult
-    check: whatif_run.Check
+    measured: tuple[Checked, ...]
     only: int = 0
 
 
@@ -80,6 +82,7 @@ def _ask(choice: Choice) -> Asked:
 
 def results(known: whatif_run.Known, choice: Choice) -> None:
     """Ask for the runs and draw them; until they are there, the results before stand dimmed under a line that says so."""
+    whatif_trust.error_line(known, is_marked=_is_marked)  # stands below the verdict, see page.css
     if choice.base is None or choice.target is None:
         st.error(frame.plain(choice.problem), icon=":material/block:")
         return
@@ -88,15 +91,19 @@ def results(known: whatif_run.Known, choice: Choice) -> None:
     whatif_run.wait([asked.base, asked.target], whatif_run.MORE_S)
     waiting = not _complete(asked)
 
-    @st.fragment(run_every=whatif_run.POLL_S if waiting else whatif_run.CHECK_RETRY_S)
+    @st.fragment(run_every=whatif_run.POLL_S if waiting else None)
     def show() -> None:
-        if not whatif_run.is_known():
-            st.rerun()  # somebody pressed Measure again, which ends in this fragment alone
         _show(known, asked)
         if waiting == _complete(asked):
             st.rerun()  # the period belongs to the fragment: made anew with one, or without
 
     show()
+
+
+def _is_marked() -> bool:
+    """True if the figures on the page carry what was measured, or are still to come."""
+    view: View | None = st.session_state.get(_DRAWN)
+    return view is None or bool(view.measured)
 
 
 def _complete(asked: Asked) -> bool:
@@ -114,7 +121,6 @@ def _show(known: whatif_run.Known, asked: Asked) -> None:
     assert choice.base is not None
     assert choice.target is not None
     first, second = whatif_run.answer(asked.base), whatif_run.answer(asked.target)
-    check = whatif_run.checked(engine_access.engine(), known.base)
     view: View | None = st.session_state.get(_DRAWN)
     only = 0
     if first is None or second is None:
@@ -125,14 +131,15 @@ def _show(known: whatif_run.Known, asked: Asked) -> None:
     under_way = first is None or second is None
     if first is not None and second is not None:
         if first.result is None or second.result is None:
-            st.html(f'<p class="bs-verdict">{"The what-if" if second.problem else "The live settings"} cannot run</p>')
+            with st.container(key="whatif_verdict"):
+                st.html(f'<p class="bs-verdict">{"The what-if" if second.problem else "The live settings"} cannot run</p>')
             st.error(frame.plain(second.problem or first.problem), icon=":material/block:")
-            whatif_trust.error_line(known, check)
             return
-        view = View(known, choice, choice.base, choice.target, first.result, second.result, check, only)
+        measured = whatif_run.checked(engine_access.engine(), known.base).pairs
+        view = View(known, choice, choice.base, choice.target, first.result, second.result, measured, only)
         st.session_state[_DRAWN] = view
-    _verdict(view, under_way)
-    whatif_trust.error_line(known, check)
+    with st.container(key="whatif_verdict"):
+        _verdict(view, under_way)
     if view is None:
         frame.empty("The figures appear when both runs are done.", key="whatif_wait", height=420)
         return
@@ -162,7 +169,7 @@ def _measured(view: View) -> dict[str, float | None]:
     """Measured figures, for the load that the live engine really had."""
     if view.choice.load is None or view.choice.load.trace is not None:
         return {}
-    return {p.name: p.measured for p in view.check.pairs}
+    return {p.name: p.measured for p in view.measured}
 
 
 def _hero(view: View) -> None:
@@ -204,7 +211,7 @@ def _tabs(view: View) -> None:
         lambda: whatif_figures.roofline_tab(view.known, view.target, view.new),
         lambda: whatif_figures.memory_tab(view.known, view.target),
         lambda: _sensitivity(view),
-        lambda: whatif_trust.trust_tab(view.known, view.check),
+        lambda: whatif_trust.trust_tab(view.known),
         lambda: whatif_actions.files_tab(view.known, view.choice, view.target),
     )
     for tab, draw in zip(st.tabs(TABS, key="whatif_tab", bind="query-params", on_change="rerun"), drawings, strict=True):

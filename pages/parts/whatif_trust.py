@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pandas as pd
 import streamlit as st
 
 from core.charts import formats, what_if
 from core.whatif_words import FIGURES
-from pages.parts import frame, whatif_run
+from pages.parts import engine_access, frame, whatif_run
 from pages.parts.paired import shown
 
 PACE_TOLD = 0.15
@@ -47,18 +49,41 @@ def error_words(known: whatif_run.Known, check: whatif_run.Check) -> tuple[str, 
     return text, "; ".join([about, *notes])
 
 
-def error_line(known: whatif_run.Known, check: whatif_run.Check) -> None:
-    """The error, always in the same place."""
-    text, about = error_words(known, check)
-    left, right = st.columns([0.84, 0.16], gap="small", vertical_alignment="center")
-    with left:
-        st.caption(frame.plain(f"{text} ({about})"))
-    with right:
-        st.button("Measure again", key="whatif_again", on_click=whatif_run.look_again, type="tertiary", icon=":material/refresh:")
+def error_line(known: whatif_run.Known, is_marked: Callable[[], bool]) -> None:
+    """The error, always in the same place; it looks at the live engine again by itself.
+
+    Args:
+        is_marked: True if the figures beside it carry what was measured; they are drawn anew when that comes.
+    """
+
+    is_first = True
+
+    @st.fragment(run_every=whatif_run.CHECK_RETRY_S)
+    def line() -> None:
+        nonlocal is_first
+        if not whatif_run.is_known():
+            st.rerun()  # somebody pressed Measure again, which reaches this fragment alone
+        check = whatif_run.checked(engine_access.engine(), known.base)
+        text, about = error_words(known, check)
+        with st.container(key="whatif_error"):
+            left, right = st.columns([0.84, 0.16], gap="small", vertical_alignment="center")
+            with left:
+                st.caption(frame.plain(f"{text} ({about})"))
+            with right:
+                st.button(
+                    "Measure again", key="whatif_again", on_click=whatif_run.look_again, type="tertiary",
+                    icon=":material/refresh:",
+                )  # fmt: skip
+        if check.pairs and not is_first and not is_marked():
+            st.rerun()  # not while the page itself is being drawn: the figures come after this line
+        is_first = False
+
+    line()
 
 
-def trust_tab(known: whatif_run.Known, check: whatif_run.Check) -> None:
+def trust_tab(known: whatif_run.Known) -> None:
     """Every compared figure, and every held-out step."""
+    check = whatif_run.checked(engine_access.engine(), known.base)
     left, right = st.columns(2, gap="medium")
     with left:
         frame.figure_head(
