@@ -173,9 +173,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def identity(engine: Engine, args: argparse.Namespace, load_name: str) -> dict[str, object]:
     """What the figures belong to: the part of the JSON line that all benchmarks share."""
-    info = engine.snapshot().info
-    if info is None:
-        raise SystemExit("the engine has no executor; nothing to measure")
+    info = engine.executor.info  # as it is now: the kernels may have taken over since the engine read it
     return {
         "device": info.device, "threads": info.num_threads, "dtype": info.dtype, "weight_dtype": args.weight_dtype,
         "model": info.model_label, "kernels": info.kernels, "load": load_name, "seed": args.seed, "repeats": args.repeats,
