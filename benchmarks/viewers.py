@@ -1,6 +1,7 @@
 """Viewers of the dashboard without a browser: WebSocket sessions that speak Streamlit's protocol and paint nothing.
 
     python -m benchmarks.viewers URL --page live --count 2 --seconds 20
+    python -m benchmarks.viewers URL --while FILE      they look while FILE exists, come back with it, end with FILE.end
 
 A session asks for a page as a browser does, then asks for every fragment again at the interval that the server named
 for it (`auto_rerun`), and acknowledges nothing, as a browser does. It counts runs and bytes.
@@ -12,11 +13,15 @@ import argparse
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import websockets
 from streamlit.proto.BackMsg_pb2 import BackMsg
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+
+LOOK_S = 0.05
 
 
 @dataclass
@@ -29,6 +34,7 @@ class Viewer:
         errors: exceptions that a page showed.
         interval_s: seconds between such runs whatever the page asks for; 0 does as it asks.
         run_bytes: bytes received in each finished run, the page's first run included.
+        goes_on: asked between two messages; False ends the session.
     """
 
     url: str
@@ -41,6 +47,7 @@ class Viewer:
     interval_s: float = 0.0
     run_bytes: list[int] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    goes_on: Callable[[], bool] = lambda: True
 
     async def watch(self, seconds: float) -> None:
         """Look at the page for a while."""
@@ -49,7 +56,7 @@ class Viewer:
             await self._ask(socket)
             end_s = time.monotonic() + seconds
             since_run = 0
-            while (now_s := time.monotonic()) < end_s:
+            while (now_s := time.monotonic()) < end_s and self.goes_on():
                 next_s = min([end_s, *self.due_s.values()])
                 try:
                     data = await asyncio.wait_for(socket.recv(), max(next_s - now_s, 0.001))
@@ -105,6 +112,18 @@ async def watch(url: str, page: str, count: int, seconds: float) -> list[Viewer]
     return viewers
 
 
+async def watch_while(url: str, page: str, count: int, switch: Path) -> list[Viewer]:
+    """Let `count` new viewers look whenever the file exists, until the file NAME.end does."""
+    end, viewers = switch.with_name(switch.name + ".end"), list[Viewer]()
+    while not end.exists():
+        if switch.exists():
+            group = [Viewer(url, page, goes_on=switch.exists) for _ in range(count)]
+            viewers += group
+            await asyncio.gather(*(viewer.watch(3600.0) for viewer in group))
+        await asyncio.sleep(LOOK_S)
+    return viewers
+
+
 def main() -> None:
     """Watch, then print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -112,8 +131,12 @@ def main() -> None:
     parser.add_argument("--page", default="live")
     parser.add_argument("--count", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--while", dest="switch", type=Path, help="look while this file exists instead")
     args = parser.parse_args()
-    viewers = asyncio.run(watch(args.url, args.page, args.count, args.seconds))
+    if args.switch:
+        viewers = asyncio.run(watch_while(args.url, args.page, args.count, args.switch))
+    else:
+        viewers = asyncio.run(watch(args.url, args.page, args.count, args.seconds))
     ticks = [size for viewer in viewers for size in viewer.run_bytes[1:]]
     line = {
         "viewers": len(viewers),
