@@ -77,8 +77,14 @@ def test_as_live_both_runs_are_the_same_and_the_error_is_shown(live: FakeLive) -
 def test_measure_again_looks_at_the_engine_anew_and_a_wrong_form_keeps_the_error(live: FakeLive) -> None:
     at = opened()
     before = at.session_state["whatif_known"]
+    ended = live.picture.recent_requests
+    live.picture = replace(live.picture, recent_requests=tuple(replace(r, prompt_tokens=2 * r.prompt_tokens) for r in ended))
+    prompt = at.number_input(key="w_prompt_tokens").value
     press(at, "Measure again")
     assert at.session_state["whatif_known"] is not before
+    assert at.session_state["whatif_check"].base is at.session_state["whatif_known"].base
+    assert at.number_input(key="w_prompt_tokens").value == 2 * prompt, "a field that nobody turned follows the live engine"
+    assert "As live: turn a knob" in words(at)
     at = opened(w_device="RTX 4090", w_model="Llama 3.1 70B")
     assert any("does not fit" in e.value for e in at.error)
     assert any(c.value.startswith("Error against the live engine") for c in at.caption)

@@ -13,6 +13,7 @@ import streamlit as st
 
 PREFIX = "w_"
 _TOLD_ANEW = "whatif_told_anew"
+_STOOD = "whatif_defaults"
 Value = TypeVar("Value")
 
 
@@ -48,6 +49,14 @@ def field(key: str, label: str, default: int, **options: Any) -> int: ...
 @overload
 def field(key: str, label: str, default: float, **options: Any) -> float: ...
 def field(key: str, label: str, default: float, **options: Any) -> float:
-    """A number of the form: at its default at first, in the address once it is another; `options` are the widget's own."""
+    """A number of the form: at its default at first, in the address once it is another; `options` are the widget's own.
+
+    Where the live value has moved (lengths are observed anew) a field that nobody has turned moves with it.
+    """
+    stood: dict[str, float] = st.session_state.setdefault(_STOOD, {})
+    before = stood.get(key)
+    if before is not None and before != default and st.session_state.get(key) == before:
+        st.session_state[key] = default
+    stood[key] = default
     value = st.number_input(label, value=fresh(key, default), key=key, bind="query-params", **options)
     return default if value is None else type(default)(value)

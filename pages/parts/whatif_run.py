@@ -225,7 +225,8 @@ def checked(access: Access, base: LiveBase) -> Check:
     now = time.monotonic()
     age_s = CHECK_AGE_S if found is not None and found.run is not None else CHECK_RETRY_S
     is_asked = found is not None and found.future is not None and not found.future.done()
-    if found is None or (now - found.made_s >= age_s and not is_asked):
+    is_other = found is not None and found.base is not base  # another law: what was said of the old one does not hold for it
+    if found is None or is_other or (now - found.made_s >= age_s and not is_asked):
         found = st.session_state[_CHECK] = _look(access, base, found, now)
     outcome = answer(found.future) if found.future is not None else None
     if outcome is not None and found.of is not found.run and found.run is not None:
