@@ -82,7 +82,7 @@ def _ask(choice: Choice) -> Asked:
 
 def results(known: whatif_run.Known, choice: Choice) -> None:
     """Ask for the runs and draw them; until they are there, the results before stand dimmed under a line that says so."""
-    whatif_trust.error_line(known, is_marked=_is_marked)  # stands below the verdict, see page.css
+    whatif_trust.error_line(known, is_marked=_is_marked)
     if choice.base is None or choice.target is None:
         st.error(frame.plain(choice.problem), icon=":material/block:")
         return
