@@ -26,12 +26,13 @@ ASSETS = Path(__file__).resolve().parents[2] / "assets" / "components"
 SHARED_SCRIPTS = ("shared.js", "keys.js")
 _registered: dict[str, LiveElement] = {}
 
-_BRIDGE = """export default (c) => {
-  const all = (globalThis.batchscope ??= { draw: {}, early: {} });
-  const it = %(packed)s && c.data ? { ...c, data: JSON.parse(new TextDecoder().decode(c.data)) } : c;
-  if (all.draw.%(name)s) all.draw.%(name)s(it); else (all.early.%(name)s ??= new Map()).set(c.parentElement, it);
-  return () => all.early.%(name)s?.delete(c.parentElement);
-};"""
+_BRIDGE = (
+    "export default c=>{const a=globalThis.batchscope??={draw:{},early:{}},d=%(data)s;\n"
+    "a.draw.%(name)s?a.draw.%(name)s(d):(a.early.%(name)s??=new Map).set(c.parentElement,d);"
+    "return()=>a.early.%(name)s?.delete(c.parentElement)}"
+)
+"""Short, because it travels with every message of every element; its two lines tell Streamlit that it is no file's name."""
+_UNPACKED = "c.data?{...c,data:JSON.parse(new TextDecoder().decode(c.data))}:c"
 
 
 class LiveElement:
@@ -48,7 +49,7 @@ class LiveElement:
             raise ValueError(f"element name {name!r} must be an identifier")
         self.name = name
         self._is_raw = is_raw
-        bridge = _BRIDGE % {"name": name, "packed": "false" if is_raw else "true"}
+        bridge = _BRIDGE % {"name": name, "data": "c" if is_raw else _UNPACKED}
         self._mount = st.components.v2.component(f"batchscope_{name}", js=bridge)
         _registered[name] = self
 

@@ -147,7 +147,8 @@ def chart(data: Any, spec: dict[str, Any], *, key: str, alt: str, picks: Sequenc
         What is picked: parameter -> rows of the fields that it selects by.
     """
     can_be_saved(key, lambda: (spec, data), alt)
-    drawn = {"padding": style.PADDING, **spec}
+    config = {part: value for part, value in spec.get("config", {}).items() if part not in ("title", "padding")}  # not used here
+    drawn = {"padding": style.PADDING, **spec, "config": config}
     if data is not None:
         drawn |= {"data": {"name": ROWS}, "datasets": {ROWS: data}}
     selections = [*scale_params(spec), *picks]
