@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from core.engine_commands import Cancel, Reset, SetCache, SetPriority, SetScheduler, Submit
 from core.errors import BundleError
 from core.records import RequestRecord
-from core.run_record import CommandEntry, FailureEntry, RunRecord, StepEntry
+from core.run_entries import CommandEntry, FailureEntry, StepEntry
+from core.run_record import RunRecord
 
 _T = TypeVar("_T")
 _PLAIN: dict[Any, pa.DataType] = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}

@@ -58,8 +58,11 @@ def slo_met(request: Request, ttft_s: float | None, max_itl_s: float | None) -> 
     return in_time and steady
 
 
-def request_record(request: Request) -> RequestRecord:
+def request_record(request: Request, shared: dict[float, float] | None = None) -> RequestRecord:
     """The record of an ended request.
+
+    Args:
+        shared: gaps of other requests, and then of this one: requests of one batch have equal gaps, kept as one object.
 
     Raises:
         ValueError: if it has not ended.
@@ -71,6 +74,8 @@ def request_record(request: Request) -> RequestRecord:
     first = request.first_token_time_s
     ttft = None if first is None else first - arrival
     gaps = gaps_s(request.token_times_s)
+    if shared is not None:
+        gaps = tuple(map(shared.setdefault, gaps, gaps))
     longest = max(gaps, default=None)
     return RequestRecord(
         request_id=request.request_id,

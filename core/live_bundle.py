@@ -8,7 +8,8 @@ from typing import Any
 from core.bundle import RunBundle, make_bundle
 from core.records import RequestRecord, StepRecord
 from core.replay_view import ReplayView
-from core.run_record import CommandEntry, FailureEntry, RunRecord
+from core.run_entries import CommandEntry, FailureEntry
+from core.run_record import RunRecord
 from core.snapshot import EngineSnapshot
 
 LIVE_NAME = "dashboard run"

@@ -22,7 +22,7 @@ from core.charts.story import phases
 from core.engine_commands import Cancel, Submit
 from core.records import StepRecord
 from core.request import StoryEvent
-from core.run_record import CommandEntry, StepEntry
+from core.run_entries import CommandEntry, StepEntry
 from core.story import Story
 
 ENGINE, REQUESTS = 1, 2

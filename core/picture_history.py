@@ -4,7 +4,8 @@
                oldest: every 4th  every 2nd   newest
 
 When the list is full, every second picture of its older half goes. So it always reaches back to the beginning, and
-the newest are dense. A picture kept for later holds the head of the queue only, and no records of ended requests.
+the newest are dense. A picture kept for later holds the head of the queue only, no records of ended requests, and percentiles
+instead of the thousands of values that they follow from.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
+from core.on_demand import PercentilesOnDemand
 from core.snapshot import EngineSnapshot
 
 KEPT_PICTURES = 240
@@ -45,6 +47,9 @@ class PictureHistory:
         if len(kept) >= self._keep:
             middle = len(kept) // 2
             kept = kept[:middle:2] + kept[middle:]
+        for percentiles in (picture.kpis.ttft, picture.kpis.itl, picture.kpis.tpot, picture.kpis.e2e):
+            if isinstance(percentiles, PercentilesOnDemand):
+                percentiles.whole()
         self.pictures = (*kept, replace(picture, waiting=picture.waiting[:KEPT_WAITING], recent_requests=()))
 
     def clear(self) -> None:

@@ -18,7 +18,8 @@ from core.factory import create_engine
 from core.output_processor import TextCodec
 from core.outputs import ModelRunnerOutput, SchedulerOutput
 from core.replay import Divergence, Replay, ReplayDivergedError, ReplayExecutor
-from core.run_record import CommandEntry, FailureEntry, RunRecord
+from core.run_entries import CommandEntry, FailureEntry
+from core.run_record import RunRecord
 
 OnStep = Callable[[int, int], None]
 

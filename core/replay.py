@@ -20,7 +20,8 @@ from core.executor import ExecutorInfo
 from core.output_processor import TextCodec
 from core.outputs import ModelRunnerOutput, SchedulerOutput
 from core.records import StepRecord
-from core.run_record import CommandEntry, FailureEntry, RunRecord, StepEntry
+from core.run_entries import CommandEntry, Entry, FailureEntry
+from core.run_record import RunRecord
 from core.scheduler import Scheduler
 from core.step_record import StepCounts, StepTimes
 
@@ -72,7 +73,7 @@ class ReplayExecutor:
     def __init__(self, record: RunRecord, clock: VirtualClock) -> None:
         self._info = dataclasses.replace(record.header.info, kind="replayed")
         self._clock = clock
-        self._answers: tuple[StepEntry | FailureEntry, ...] = tuple(e for e in record.entries if not isinstance(e, CommandEntry))
+        self._entries = record.entries
         self._next = 0
 
     @property
@@ -81,10 +82,12 @@ class ReplayExecutor:
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """The recorded answer to the next decision."""
-        if self._next >= len(self._answers):
-            raise ExecutorError("the record ends here; nothing says what the executor answered")
-        entry = self._answers[self._next]
-        self._next += 1
+        entry: Entry | None = None
+        while entry is None or isinstance(entry, CommandEntry):
+            if self._next >= len(self._entries):
+                raise ExecutorError("the record ends here; nothing says what the executor answered")
+            entry = self._entries[self._next]
+            self._next += 1
         difference = first_difference(entry.output, scheduler_output)
         if difference is not None:
             raise ReplayDivergedError(difference)
@@ -190,9 +193,9 @@ class Replay:
     def fork(self) -> Replay:
         """A second replay at the same place; both go on independently. What never changes is shared."""
         engine, executor = self.engine, self.executor
-        shared: list[object] = [self.record, self.record.entries, executor._answers, engine.config, engine.info]
+        shared: list[object] = [self.record, self.record.entries, engine.config, engine.info]
         shared += [engine.stored, engine.tokenizer]
-        shared += [*engine.records, *engine.telemetry.requests]
+        shared += engine.telemetry.requests
         shared += [story for i in engine._books.stories.ids() if (story := engine._books.stories.get(i)) is not None]
         shared += list(engine._books.ended)
         shared += [event for request in engine.scheduler.requests.values() for event in request.story]

@@ -12,7 +12,7 @@ The text form is JSON lines, one canonical line an entry, so equal runs are equa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,9 @@ from core.engine_commands import Cancel, EngineCommand, Recompute, Recover, Rese
 from core.errors import BatchscopeError, TraceError, WorkerDied
 from core.executor import ExecutorInfo
 from core.outputs import ModelRunnerOutput, SchedulerOutput
+from core.packed_entries import PIECE, PackedEntries, pack_entries
 from core.plain_data import canonical_json, from_plain, to_plain
+from core.run_entries import CommandEntry, Entry, FailureEntry, StepEntry
 
 FORMAT_VERSION = 1
 MAX_RECORDED_STEPS = 50_000
@@ -46,51 +48,20 @@ class RunHeader:
     version: int = FORMAT_VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class CommandEntry:
-    """A command that was carried out after the decision of step `step`.
-
-    Attributes:
-        late: the step had not been launched yet, so the request of this submission could still join it.
-    """
-
-    step: int
-    time_s: float
-    command: EngineCommand
-    late: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StepEntry:
-    """A step that was run."""
-
-    start_s: float
-    answered_s: float
-    output: SchedulerOutput
-    result: ModelRunnerOutput
-
-
-@dataclass(frozen=True, slots=True)
-class FailureEntry:
-    """A step that the executor did not bring to its end; `worker_died` tells the two kinds apart."""
-
-    start_s: float
-    failed_s: float
-    output: SchedulerOutput
-    worker_died: bool
-    message: str
-
-
-Entry = CommandEntry | StepEntry | FailureEntry
 _ENTRIES: dict[str, type] = {"step": StepEntry, "failure": FailureEntry}
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A whole run. `truncated`: the run went on after the last entry."""
+    """A whole run.
+
+    Attributes:
+        entries: a tuple, or `PackedEntries` of a run that was recorded in this process.
+        truncated: the run went on after the last entry.
+    """
 
     header: RunHeader
-    entries: tuple[Entry, ...] = ()
+    entries: Sequence[Entry] = ()
     truncated: bool = False
 
     def outputs(self) -> Iterator[SchedulerOutput]:
@@ -155,26 +126,27 @@ def _read_entry(kind: str, value: dict[str, Any]) -> Entry:
 
 
 class RunRecorder:
-    """Keeps a run from its first step on, at most `max_steps` steps of it; the objects are kept as they are.
+    """Keeps a run from its first step on, at most `max_steps` steps of it, packed (`core.packed_entries`).
 
-    What follows after the bound is not kept and `truncated` says so; a replay then covers the beginning.
+    What follows after the bound is not kept and `truncated` says so; a replay then covers the beginning. One thread
+    writes, any thread may ask for the record.
     """
 
     def __init__(self, max_steps: int = MAX_RECORDED_STEPS) -> None:
         self._max_steps = max_steps
         self._steps = 0
-        self._entries: list[Entry] = []
+        self._kept: tuple[tuple[bytes, ...], list[Entry]] = ((), [])  # packed pieces, the piece that is being filled
         self._header: RunHeader | None = None
         self.truncated = False
 
     def begin(self, header: RunHeader) -> None:
         """Forget what was kept and begin; called by the engine."""
-        self._header, self._entries, self._steps, self.truncated = header, [], 0, False
+        self._header, self._kept, self._steps, self.truncated = header, ((), []), 0, False
 
     def on_command(self, step: int, time_s: float, command: EngineCommand, *, late: bool = False) -> None:
         """Keep a command that was carried out."""
         if not self.truncated:
-            self._entries.append(CommandEntry(step, time_s, command, late))
+            self._keep(CommandEntry(step, time_s, command, late))
 
     def on_step(self, start_s: float, answered_s: float, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         """Keep a finished step."""
@@ -189,7 +161,13 @@ class RunRecorder:
             self.truncated = True
             return
         self._steps += 1
-        self._entries.append(entry)
+        self._keep(entry)
+
+    def _keep(self, entry: Entry) -> None:
+        pieces, opened = self._kept
+        opened.append(entry)
+        if len(opened) == PIECE:
+            self._kept = ((*pieces, pack_entries(opened)), [])
 
     def record(self) -> RunRecord:
         """The run so far.
@@ -199,4 +177,5 @@ class RunRecorder:
         """
         if self._header is None:
             raise TraceError("nothing was recorded; give the recorder to an engine first")
-        return RunRecord(self._header, tuple(self._entries), self.truncated)
+        pieces, opened = self._kept
+        return RunRecord(self._header, PackedEntries(pieces, tuple(opened)), self.truncated)

@@ -5,6 +5,7 @@ submitted - admitted - chunk ... chunk - first token - preempted - resumed - ...
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -49,14 +50,14 @@ class StoryArchive:
 
     def __init__(self, keep: int = KEPT_STORIES) -> None:
         self._keep = keep
-        self._stories: dict[str, Story] = {}
+        self._stories: OrderedDict[str, Story] = OrderedDict()  # a plain dict looks for its first key among all that left
 
     def add(self, story: Story) -> None:
         """Keep a story; the oldest makes room, an earlier one of the same id is replaced."""
         self._stories.pop(story.request_id, None)
         self._stories[story.request_id] = story
         if len(self._stories) > self._keep:
-            del self._stories[next(iter(self._stories))]
+            self._stories.popitem(last=False)
 
     def get(self, request_id: str) -> Story | None:
         """The story of an ended request, None if it is not kept."""

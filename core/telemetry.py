@@ -28,6 +28,7 @@ MAX_WINDOW_STEPS = 4096
 RECENT_REQUESTS = 200
 KEPT_REQUESTS = 2048
 KEPT_GAPS = 200_000
+_SHARED_GAPS = 2048
 
 
 @dataclass(slots=True)
@@ -198,6 +199,7 @@ class Telemetry:
         self.step_tokens = GrowingTally(TOKENS)
         self._requests: deque[RequestRecord] = deque()
         self._kept_gaps = 0
+        self._shared_gaps: dict[float, float] = {}
         self._recent: tuple[RequestRecord, ...] | None = ()
 
     @property
@@ -219,7 +221,9 @@ class Telemetry:
 
     def on_end(self, request: Request) -> RequestRecord:
         """Take an ended request; returns its record."""
-        record = request_record(request)
+        if len(self._shared_gaps) > _SHARED_GAPS:
+            self._shared_gaps.clear()
+        record = request_record(request, self._shared_gaps)
         self.latency.on_end(record)
         if request.finish_reason not in (FinishReason.CANCELLED, FinishReason.REFUSED):
             self.window.end(record.finished_s, record.slo_met)
