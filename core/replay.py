@@ -192,7 +192,7 @@ class Replay:
 
     def fork(self) -> Replay:
         """A second replay at the same place; both go on independently. What never changes is shared."""
-        engine, executor = self.engine, self.executor
+        engine = self.engine
         shared: list[object] = [self.record, self.record.entries, engine.config, engine.info]
         shared += [engine.stored, engine.tokenizer]
         shared += engine.telemetry.requests

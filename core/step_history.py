@@ -31,10 +31,10 @@ _columns, _records = columns_of(StepRecord), by_columns(StepRecord)
 class _Packed:
     """Records as bytes. Immutable."""
 
-    __slots__ = ("_content", "count", "first", "last")
+    __slots__ = ("_content", "count", "last")
 
     def __init__(self, records: Sequence[StepRecord]) -> None:
-        self.count, self.first, self.last = len(records), records[0].step, records[-1].step
+        self.count, self.last = len(records), records[-1].step
         self._content = packed(_columns(records))
 
     def records(self) -> _Records:
@@ -131,11 +131,11 @@ class StepHistory:
         if found and found[0].step <= step:
             return found[_first_after(found, step) :]
         parts = [found]
-        for chunk in chain(reversed(state.newest), reversed(state.old), (state.rest,), reversed(state.thinned)):
-            if isinstance(chunk, _Packed):
-                if chunk.last <= step:
-                    break
-                chunk = chunk.records()
+        kept: list[_Records | _Packed] = [*state.thinned, state.rest, *state.old, *state.newest]
+        for each in reversed(kept):
+            if isinstance(each, _Packed) and each.last <= step:
+                break
+            chunk = each.records() if isinstance(each, _Packed) else each
             if chunk and chunk[0].step <= step:
                 parts.append(chunk[_first_after(chunk, step) :])
                 break
