@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import websockets
 from streamlit.proto.BackMsg_pb2 import BackMsg
@@ -52,7 +53,8 @@ class Viewer:
     async def watch(self, seconds: float) -> None:
         """Look at the page for a while."""
         address = self.url.replace("http", "ws", 1) + "/_stcore/stream"
-        async with websockets.connect(address, subprotocols=["streamlit"], max_size=None, origin=self.url) as socket:
+        options: dict[str, Any] = {"max_size": None, "ping_timeout": None}  # a server short of processor time is slow, not gone
+        async with websockets.connect(address, subprotocols=["streamlit"], origin=self.url, **options) as socket:
             await self._ask(socket)
             end_s = time.monotonic() + seconds
             since_run = 0
