@@ -131,20 +131,20 @@ def composition_spec(theme: Theme, height: int = 262) -> dict[str, Any]:
     stack = _stack(series, colours, "tokens in the step", theme)
     stack["transform"].append(_rank(series))
     stack["params"] = [style.ZOOM]
+    del stack["encoding"]["x"]  # all layers share one: the spec is sent at every tick
     budget = {
         "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.2, "color": theme.text},
-        "encoding": {"x": _step_axis(), "y": {"field": "budget", "type": "quantitative"}},
+        "encoding": {"y": {"field": "budget", "type": "quantitative"}},
     }
     headroom = {
         "transform": [{"calculate": f"datum.budget * {HEADROOM}", "as": "top"}],
         "mark": {"type": "point", "opacity": 0, "size": 0},
-        "encoding": {"x": _step_axis(), "y": {"field": "top", "type": "quantitative"}},
+        "encoding": {"y": {"field": "top", "type": "quantitative"}},
     }
     marks = [_event_layer(kind, y, theme) for kind, y in zip(_MARKS, (5, 16, 27), strict=True)]
     hover = {
         "mark": {"type": "rule", "strokeWidth": 3, "opacity": 0},
         "encoding": {
-            "x": _step_axis(),
             "tooltip": [
                 {"field": name, "type": "quantitative", "format": ",d"}
                 for name in ("step", "prefill", "decode", "padding", "idle", "budget", "admitted", "preempted", "finished")
@@ -154,6 +154,7 @@ def composition_spec(theme: Theme, height: int = 262) -> dict[str, Any]:
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "height": height,
+        "encoding": {"x": _step_axis()},
         "layer": [stack, budget, headroom, *marks, hover],
         "config": style.vega_config(theme),
     }
@@ -165,7 +166,7 @@ def _event_layer(kind: str, y: int, theme: Theme) -> dict[str, Any]:
     return {
         "transform": style.seldom(f"datum.{kind} > 0"),
         "mark": {"type": "point", "shape": shape, "filled": kind != "admitted", "color": paint, "opacity": 0.9},
-        "encoding": {"x": _step_axis(), "y": {"value": y}, "size": style.seldom_size(f"datum.{kind} > 0", 22)},
+        "encoding": {"y": {"value": y}, "size": style.seldom_size(f"datum.{kind} > 0", 22)},
     }
 
 
