@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,6 +17,13 @@ import httpx
 
 ROOT = Path(__file__).resolve().parents[1]
 START_LIMIT_S = 240.0
+_TOKENS = re.compile(r"^vllm:generation_tokens_total\{[^}]*\} (\S+)$", re.MULTILINE)
+
+
+def tokens_so_far(url: str) -> float:
+    """Output tokens since the server's start, from its metrics page."""
+    found = _TOKENS.search(httpx.get(f"{url}/metrics", timeout=10).text)
+    return float(found[1]) if found else 0.0
 
 
 @contextlib.contextmanager

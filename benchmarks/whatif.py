@@ -132,7 +132,7 @@ def _within(rows: Sequence[Residual], name: str, low: int, high: int) -> list[Re
 
 def main(argv: Sequence[str] = ()) -> int:
     """Run the phases; the last line is the JSON object."""
-    parser = argparse.ArgumentParser(prog="benchmarks whatif", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks whatif", description=__doc__.splitlines()[0])
     parser.add_argument("--phase", default="all", choices=("all", "steps", "runs", "speed"))
     parser.add_argument("--law", type=Path, help="file for the fitted law: `steps` writes it, `runs` alone reads it")
     parser.add_argument("--quick", action="store_true", help="short loads")

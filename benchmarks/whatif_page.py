@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from playwright.sync_api import Page, sync_playwright
 from playwright.sync_api import TimeoutError as TooLate
 
-from benchmarks.dashboard_server import serving
-from benchmarks.observer import tokens_so_far
+from benchmarks.dashboard_server import serving, tokens_so_far
 from benchmarks.report import print_json_line, print_table
 
 LIMIT_MS = 20_000
