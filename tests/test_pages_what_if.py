@@ -38,6 +38,7 @@ def jobs() -> Iterator[SimulationJobs]:
 @pytest.fixture
 def live(jobs: SimulationJobs, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLive]:
     monkeypatch.setattr(whatif_run, "jobs", lambda: jobs)
+    monkeypatch.setattr(whatif_run, "quick_jobs", lambda: jobs)
     monkeypatch.setattr(whatif_run, "MORE_S", 60.0)
     monkeypatch.setattr(whatif_run.wait, "__defaults__", (60.0,))
     fake = FakeLive(busy_run())
@@ -103,18 +104,15 @@ def test_a_preset_after_another_starts_from_the_live_values(live: FakeLive) -> N
     assert not at.warning
 
 
-def test_a_first_answer_says_from_how_many_requests_it_is(live: FakeLive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_answer_waits_for_no_long_run_and_says_from_how_many_requests_it_is(
+    live: FakeLive, monkeypatch: pytest.MonkeyPatch
+) -> None:
     at = opened()
     ask = whatif_run.ask
     rest: Future[Outcome] = Future()
 
     def slow(what: WhatIf, max_time_s: float | None = None) -> Future[Outcome]:
-        whole = what.load is not None and what.load.num_requests != whatif_run.FIRST_REQUESTS
-        return (
-            rest
-            if whole and what.scheduler.max_num_seqs != live.latest().config.scheduler.max_num_seqs
-            else ask(what, max_time_s)
-        )
+        return rest if what.scheduler.max_num_seqs != live.latest().config.scheduler.max_num_seqs else ask(what, max_time_s)
 
     monkeypatch.setattr(whatif_run, "ask", slow)
     monkeypatch.setattr(whatif_run, "MORE_S", 0.1)
@@ -151,6 +149,7 @@ def test_while_a_change_is_simulated_the_results_before_stay_dimmed(live: FakeLi
     slow: Future[Outcome] = Future()
     ask = whatif_run.ask
     monkeypatch.setattr(whatif_run, "ask", lambda w, limit=None: slow if w.scheduler.max_num_seqs == 77 else ask(w, limit))
+    monkeypatch.setattr(whatif_run, "ask_first", lambda w: slow)
     monkeypatch.setattr(whatif_run, "wait", lambda futures, limit_s=0.0: True)
     next(n for n in at.number_input if n.key == "w_max_num_seqs").set_value(77).run()
     shown = words(at)

@@ -69,7 +69,7 @@ def _ask(choice: Choice) -> Asked:
     assert choice.base is not None
     assert choice.target is not None
     parts = [first_part(what, whatif_run.FIRST_REQUESTS) for what in (choice.base, choice.target)]
-    first = tuple(whatif_run.ask(part) for part in parts if part is not None) if all(parts) else ()
+    first = tuple(whatif_run.ask_first(part) for part in parts if part is not None) if all(parts) else ()
     base, target = whatif_run.ask(choice.base), whatif_run.ask(choice.target)
     asked = Asked(choice, base, target, first)
     before: Asked | None = st.session_state.get(_ASKED)

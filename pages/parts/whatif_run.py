@@ -1,4 +1,4 @@
-"""What a session has asked to be simulated, and what came back: one process for all sessions, answers kept by digest.
+"""What a session has asked to be simulated, and what came back: two processes for all sessions, answers kept by digest.
 
 ask(base), ask(target), checked(live)  ->  Future  ->  Outcome         poll; nothing here waits longer than `WAIT_S`
 """
@@ -59,6 +59,14 @@ def jobs() -> SimulationJobs:
     return made
 
 
+@lru_cache(maxsize=1)
+def quick_jobs() -> SimulationJobs:
+    """A process for first answers only: a person waits for them, and the other one may be at a long run."""
+    made = SimulationJobs()
+    made.warm()
+    return made
+
+
 def _futures() -> OrderedDict[str, Future[Any]]:
     kept: OrderedDict[str, Future[Any]] = st.session_state.setdefault("whatif_futures", OrderedDict())
     while len(kept) > _KEPT:
@@ -77,6 +85,11 @@ def _asked(key: str, submit: Callable[[], Future[Any]]) -> Future[Any]:
 def ask(what: WhatIf, max_time_s: float | None = None, warm_up_s: float = 0.0) -> Future[Outcome]:
     """Simulate, or take the answer that is there already."""
     return _asked(key_of(what, max_time_s, warm_up_s), lambda: jobs().run(what, max_time_s, warm_up_s))
+
+
+def ask_first(what: WhatIf) -> Future[Outcome]:
+    """Simulate the first requests of a load at once, whatever else is being simulated."""
+    return _asked(key_of(what, "first"), lambda: quick_jobs().run(what))
 
 
 def ask_notch(what: WhatIf, goal: str, knob: str) -> Future[Sensitivity]:
@@ -185,7 +198,8 @@ def known(access: Access) -> Known:
 
 def opened(access: Access, key: str) -> Known | None:
     """What a page predicts from; None, and said on the page, while there is nothing."""
-    jobs().warm()  # the process may have ended since; it is there again when a knob is turned
+    for made in (jobs(), quick_jobs()):
+        made.warm()  # the process may have ended since; it is there again when a knob is turned
     try:
         return known(access)
     except BatchscopeError:
