@@ -21,7 +21,7 @@ import pyarrow as pa  # noqa: F401
 import streamlit as st
 
 from core.attach.watch import close_watch
-from core.ending import end_first
+from core.ending import close_others, end_first
 from core.live import get_live, running_engine
 from core.server.routes import routes
 
@@ -46,6 +46,7 @@ def _close() -> None:
     if live is not None:
         live.close()
     close_watch()
+    close_others()
 
 
 def on_script_error(error: Exception) -> bool:

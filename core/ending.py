@@ -22,6 +22,19 @@ log = logging.getLogger(__name__)
 LIMIT_S = 4.5
 STATUS = 128 + signal.SIGTERM
 
+_others: list[Callable[[], None]] = []
+
+
+def also_ends(close: Callable[[], None]) -> None:
+    """Have `close` called by `close_others`: by whoever makes something that a signal would otherwise leave behind."""
+    _others.append(close)
+
+
+def close_others() -> None:
+    """Close what was named to `also_ends`, each once."""
+    while _others:
+        _others.pop()()
+
 
 def end_first(close: Callable[[], None], limit_s: float = LIMIT_S) -> Callable[[], None]:
     """Have `close` called at SIGTERM before anybody else hears of it; main thread only, elsewhere nothing happens.

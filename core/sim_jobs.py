@@ -11,16 +11,20 @@ import os
 import pickle
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 from joblib.externals.loky import ProcessPoolExecutor  # spawns without running the caller's main module
 
+from core.ending import also_ends
 from core.errors import BatchscopeError
 from core.sim_result import SimulationResult
 from core.whatif import Sensitivity, WhatIf, sensitivity
+
+T = TypeVar("T")
 
 IDLE_S = 300
 PARENT_CHECK_S = 0.5
@@ -75,23 +79,31 @@ class SimulationJobs:
     """
 
     def __init__(self, workers: int = 1) -> None:
-        self._pool = ProcessPoolExecutor(max_workers=workers, timeout=IDLE_S, initializer=_end_with, initargs=(os.getpid(),))
+        self._pool: ProcessPoolExecutor | None = ProcessPoolExecutor(
+            max_workers=workers, timeout=IDLE_S, initializer=_end_with, initargs=(os.getpid(),)
+        )
+        also_ends(self.close)
 
     def warm(self) -> Future[bool]:
         """Start a worker, so that the first question does not wait for its imports."""
-        future: Future[bool] = self._pool.submit(_ready)
-        return future
+        return self._submit(_ready)
 
     def run(self, what: WhatIf, max_time_s: float | None = None, warm_up_s: float = 0.0) -> Future[Outcome]:
         """Simulate a what-if."""
-        future: Future[Outcome] = self._pool.submit(run_one, what, max_time_s, warm_up_s)
-        return future
+        return self._submit(run_one, what, max_time_s, warm_up_s)
 
     def sensitivity(self, what: WhatIf, goal: str, knob: str) -> Future[Sensitivity]:
         """Simulate one knob's notches."""
-        future: Future[Sensitivity] = self._pool.submit(run_sensitivity, what, goal, knob)
-        return future
+        return self._submit(run_sensitivity, what, goal, knob)
 
     def close(self) -> None:
-        """End the workers."""
-        self._pool.shutdown(wait=True, kill_workers=True)
+        """End the workers; asking for more raises RuntimeError."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True, kill_workers=True)
+
+    def _submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        if self._pool is None:
+            raise RuntimeError("the simulation processes have ended with the server")
+        future: Future[T] = self._pool.submit(function, *arguments)
+        return future

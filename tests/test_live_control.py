@@ -13,8 +13,10 @@ from live_cases import ME, SHORT, live_engine, ready
 from core.clock import VirtualClock
 from core.commands import Command, CommandQueue, CommandResult, Outcome, Pending
 from core.control import LOCAL, AuditEntry, AuditLog, Lease, LiveLimits
+from core.ending import close_others
 from core.errors import ConfigError, ControlRefused
 from core.live_defaults import config_from_environment, load_from_environment
+from core.sim_jobs import SimulationJobs
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -198,6 +200,15 @@ end_first(close, limit_s=0.5)
 print("up", flush=True)
 time.sleep(30)
 """
+
+
+def test_what_was_named_to_end_is_closed_once_and_then_refuses():
+    jobs = SimulationJobs()
+    assert jobs.warm().result(60)
+    close_others()
+    with pytest.raises(RuntimeError, match="have ended"):
+        jobs.warm()
+    close_others()  # nothing is left to close
 
 
 @pytest.mark.parametrize(("how", "status", "said"), [("served", 7, "closed"), ("default", -15, "closed"), ("stuck", 7, "")])
