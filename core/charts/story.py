@@ -93,6 +93,10 @@ def blocks_frame(story: Story, now_s: float) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["place", "below", "block", "from_s", "to_s", "what"])
 
 
+_LEFT_PX = 38
+"""Room left of both charts, so that a time stands in the same place in both."""
+
+
 @lru_cache(maxsize=4)
 def blocks_spec(theme: Theme) -> dict[str, Any]:
     """A lane for each place of the block table; a bar is one physical block in it."""
@@ -115,7 +119,7 @@ def blocks_spec(theme: Theme) -> dict[str, Any]:
                 "type": "quantitative",
                 "title": "place in the block table",
                 "scale": {"reverse": True, "nice": False, "zero": True},
-                "axis": {"tickMinStep": 1, "format": "d"},
+                "axis": {"tickMinStep": 1, "format": "d", "minExtent": _LEFT_PX, "maxExtent": _LEFT_PX},
             },
             "y2": {"field": "below"},
             "color": {"value": theme.decode},
@@ -152,6 +156,7 @@ def story_spec(theme: Theme) -> dict[str, Any]:
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "height": 210,
+        "padding": {**style.PADDING, "left": style.PADDING["left"] + _LEFT_PX},
         "encoding": {"x": x, "tooltip": tooltip},
         "layer": [
             {
