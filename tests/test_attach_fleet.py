@@ -210,7 +210,7 @@ def test_dots_say_where_their_figures_are_from_and_specs_hold_no_number_of_the_r
     tips = [
         layer["encoding"]["tooltip"]
         for layer in attach_spec.dots_spec(DARK)["layer"]
-        if layer.get("data") == {"name": "dots"} and "encoding" in layer  # rings have none: the dot inside tells
+        if layer.get("data") == {"name": "dots"} and "tooltip" in layer.get("encoding", {})  # not rings: the dot inside tells
     ]
     assert len(tips) == 1
     assert all(tip[0]["field"] == "name" for tip in tips)

@@ -207,6 +207,7 @@ def test_synthetic_words_are_readable_and_distinct() -> None:
 )
 def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, words: list[str]) -> None:
     config = {"model_type": "llama", "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config["intermediate_size"] = 16
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "vocab.txt").write_text("")
     if text is not None:

@@ -73,7 +73,8 @@ def pool_frame(history: Sequence[StepRecord]) -> pd.DataFrame:
 @lru_cache(maxsize=4)
 def pool_spec(theme: style.Theme) -> Spec:
     """Blocks by state over steps, stacked to the size of the pool; a triangle marks a preemption."""
-    shades = [style.colour("useful", theme), style.colour("cached", theme), theme.line]
+    free = theme.grid if theme.name == "print" else theme.line  # lines are dark on paper
+    shades = [style.colour("useful", theme), style.colour("cached", theme), free]
     state = {
         "field": "state",
         "type": "nominal",

@@ -51,6 +51,7 @@ def test_a_folder_whose_postprocessor_adds_the_start_token(tmp_path: Path) -> No
     library.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     library.save(str(tmp_path / "tokenizer.json"))
     config = {"model_type": "llama", "vocab_size": 4, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config["intermediate_size"] = 16
     ends = {"bos_token_id": 0, "eos_token_id": 1}
     (tmp_path / "config.json").write_text(json.dumps(config | ends))
     names = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": "<s>{{ messages[0].content }}"}

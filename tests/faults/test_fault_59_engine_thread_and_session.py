@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("server")]
 
 async def visits(url: str) -> list[Viewer]:
     """A page, the same page opened twice at once of which one tab is closed early, then a reload."""
-    first = await watch(url, "live", 1, 3.0)
-    long, short = await asyncio.gather(watch(url, "live", 1, 6.0), watch(url, "live", 1, 2.0))
-    return [*first, *long, *short, *await watch(url, "live", 1, 3.0)]
+    first = await watch(url, "live", 1, 6.0)
+    long, short = await asyncio.gather(watch(url, "live", 1, 12.0), watch(url, "live", 1, 6.0))
+    return [*first, *long, *short, *await watch(url, "live", 1, 6.0)]
 
 
 def look(url: str) -> None:
