@@ -47,22 +47,29 @@ def wait_for_idle(server: Served, limit_s: float = 15.0) -> ServerPage:
 
 
 def test_the_openai_package_completes_and_streams(server: Served) -> None:
-    client = openai.OpenAI(base_url=server.url + "/v1", api_key=TOKEN, max_retries=0)
-    model = client.models.list().data[0].id
-    call = {"model": model, "prompt": "The ridge point", "max_tokens": 8, "temperature": 0.0, "extra_body": {"ignore_eos": True}}
-    whole = client.completions.create(**call)
-    assert whole.usage is not None
-    assert whole.usage.completion_tokens == 8
-    parts = list(client.completions.create(**call, stream=True, stream_options={"include_usage": True}))
-    assert "".join(p.choices[0].text for p in parts if p.choices) == whole.choices[0].text
-    assert parts[-1].usage is not None
-    assert parts[-1].usage.completion_tokens == 8
-    with pytest.raises(openai.NotFoundError):
-        client.completions.create(**(call | {"model": "gpt-4"}))
-    with pytest.raises(openai.BadRequestError, match="max_tokens"):
-        client.completions.create(**(call | {"max_tokens": 0}))
-    with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=server.url + "/v1", api_key="wrong", max_retries=0).models.list()
+    with openai.OpenAI(base_url=server.url + "/v1", api_key=TOKEN, max_retries=0) as client:
+        model = client.models.list().data[0].id
+        call = {
+            "model": model,
+            "prompt": "The ridge point",
+            "max_tokens": 8,
+            "temperature": 0.0,
+            "extra_body": {"ignore_eos": True},
+        }
+        whole = client.completions.create(**call)
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == 8
+        parts = list(client.completions.create(**call, stream=True, stream_options={"include_usage": True}))
+        assert "".join(p.choices[0].text for p in parts if p.choices) == whole.choices[0].text
+        assert parts[-1].usage is not None
+        assert parts[-1].usage.completion_tokens == 8
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(**(call | {"model": "gpt-4"}))
+        with pytest.raises(openai.BadRequestError, match="max_tokens"):
+            client.completions.create(**(call | {"max_tokens": 0}))
+    stranger = openai.OpenAI(base_url=server.url + "/v1", api_key="wrong", max_retries=0)
+    with stranger, pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
