@@ -117,7 +117,7 @@ def run_vllm(model: Path, workload: Path, *options: str) -> Rates:
 
 
 def run_vllm_as_installed(model: Path, workload: Path) -> Rates:
-    """The same with its own choice of cores, of which it keeps one for others, and with text made of the tokens."""
+    """The same with its own choice of cores, of which it keeps one for others."""
     return run_vllm(model, workload, "as-installed")
 
 

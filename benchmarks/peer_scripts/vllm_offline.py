@@ -2,8 +2,8 @@
 
 python vllm_offline.py MODEL_FOLDER WORKLOAD SEATS ALONE_TOKENS [DTYPE] [as-installed]    the last line is JSON
 
-as-installed leaves vLLM its own choice of cores (it keeps one for others) and has it turn tokens into text; without it
-vLLM gets every core and makes token ids only, which is the best that it does here.
+as-installed leaves vLLM its own choice of cores, of which it keeps one for others; without it vLLM gets every core.
+Tokens are not turned into text in either case.
 """
 
 import json
@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
-AS_INSTALLED = "as-installed" in sys.argv
-if not AS_INSTALLED:
+if "as-installed" not in sys.argv:
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")  # its threads on every core, as the others have
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -25,12 +24,11 @@ def main() -> None:
     folder, workload, seats, alone = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     dtype = sys.argv[5] if len(sys.argv) > 5 else "bfloat16"
     requests = json.loads(Path(workload).read_text(encoding="utf-8"))
-    llm = LLM(folder, dtype=dtype, max_model_len=2048, max_num_seqs=seats, enable_prefix_caching=False,
-              skip_tokenizer_init=not AS_INSTALLED)  # fmt: skip
+    llm = LLM(folder, dtype=dtype, max_model_len=2048, max_num_seqs=seats, enable_prefix_caching=False, skip_tokenizer_init=True)
     prompts = [{"prompt_token_ids": r["prompt"]} for r in requests]
 
     def run(chosen: list, tokens: list) -> float:
-        params = [SamplingParams(temperature=0, ignore_eos=True, max_tokens=n, detokenize=AS_INSTALLED) for n in tokens]
+        params = [SamplingParams(temperature=0, ignore_eos=True, max_tokens=n, detokenize=False) for n in tokens]
         start = time.perf_counter()
         outputs = llm.generate(chosen, params)
         return sum(len(o.outputs[0].token_ids) for o in outputs) / (time.perf_counter() - start)
