@@ -19,6 +19,7 @@ from core.live import LiveEngine
 from core.live_defaults import build_engine
 from core.request import SamplingParams
 from core.server.routes import routes
+from tests.live_cases import wait_until
 
 pytestmark = pytest.mark.xdist_group("live_engine")
 
@@ -47,6 +48,21 @@ def live() -> Iterator[LiveEngine]:
 def client(live: LiveEngine) -> Iterator[TestClient]:
     with TestClient(Starlette(routes=routes(lambda: live))) as found:
         yield found
+
+
+def published(live: LiveEngine, ended: int) -> None:
+    """Wait for the picture of an end: an answer ends with its step, that step's picture comes a moment later."""
+    wait_until(lambda: (n := live.latest()).totals.finished + n.totals.cancelled >= ended and not n.num_running, 30)
+
+
+def ends(live: LiveEngine) -> int:
+    """Requests that have ended, once nothing of an earlier test is still to be published."""
+    before = live.latest()
+    while True:
+        time.sleep(0.3)
+        if (now := live.latest()).num_running == 0 and now.totals == before.totals:
+            return now.totals.finished + now.totals.cancelled
+        before = now
 
 
 def events(text: str) -> list[dict]:
@@ -125,11 +141,10 @@ def test_a_token_is_needed_where_one_is_set(live: LiveEngine) -> None:
 
 
 def test_models_health_and_metrics(client: TestClient, live: LiveEngine) -> None:
+    ended = ends(live)
     before = parse_page(client.get("/metrics").text)
     client.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 9, **GREEDY})
-    end_s = time.monotonic() + 10
-    while live.latest().num_running and time.monotonic() < end_s:
-        time.sleep(0.02)
+    published(live, ended + 1)
     after = parse_page(client.get("/metrics").text)
     assert after.engine == "vllm"
     assert after.counters["generation_tokens"] - before.counters["generation_tokens"] == 9
@@ -148,7 +163,7 @@ def test_what_waiting_cannot_cure_is_a_400_and_what_it_can_is_a_429(live: LiveEn
         too_many = client.post("/v1/completions", json={"prompt": [1], "max_tokens": live.limits.max_output_tokens + 1})
         assert too_many.status_code == 400
         assert "Retry-After" not in too_many.headers
-    held = live.limits
+    held, ended = live.limits, ends(live)
     live.limits = replace(held, max_streams=1)
     try:
         with TestClient(Starlette(routes=routes(lambda: live))) as client:
@@ -158,9 +173,7 @@ def test_what_waiting_cannot_cure_is_a_400_and_what_it_can_is_a_429(live: LiveEn
             assert full.json()["error"]["type"] == "rate_limit_error"
     finally:
         live.limits = held
-    end_s = time.monotonic() + 10
-    while live.latest().num_running and time.monotonic() < end_s:
-        time.sleep(0.02)
+    published(live, ended + 1)
     assert live.latest().pool.live == 0, "the first prompt of the refused call was cancelled"
 
 
@@ -184,11 +197,10 @@ def test_the_role_comes_with_the_first_token_not_before(client: TestClient, live
 
 
 def test_the_metrics_count_work_lengths_and_first_tokens_of_live_requests(client: TestClient, live: LiveEngine) -> None:
+    ended = ends(live)
     before = parse_page(client.get("/metrics").text)
     client.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 9, **GREEDY})
-    end_s = time.monotonic() + 10
-    while live.latest().num_running and time.monotonic() < end_s:
-        time.sleep(0.02)
+    published(live, ended + 1)
     text = client.get("/metrics").text
     after = parse_page(text)
     ran = live.history(-1)
@@ -204,36 +216,34 @@ def test_the_metrics_count_work_lengths_and_first_tokens_of_live_requests(client
 
 
 def test_gaps_and_first_tokens_are_in_the_metrics_while_their_request_still_runs(client: TestClient, live: LiveEngine) -> None:
+    ended = ends(live)
     before = parse_page(client.get("/metrics").text)
-    ended = live.latest().totals.finished
     running = live.submit(token_ids=[5, 6, 7], sampling=SamplingParams(max_tokens=400, ignore_eos=True), session_id=LOCAL)
     end_s = time.monotonic() + 30
     seen = before
     while time.monotonic() < end_s:
         picture = live.latest()
         seen = parse_page(client.get("/metrics").text)
-        if live.latest().totals.finished > ended:
+        if picture.totals.finished + picture.totals.cancelled > ended:
             break  # the request was too fast to be caught
         if picture.running and picture.running[0].output_tokens > 3:
             assert seen.histograms["itl"].count > before.histograms["itl"].count
             assert seen.histograms["ttft"].count == before.histograms["ttft"].count + 1
             break
     live.stream(str(running.value)).wait(400, 30)
-    while live.latest().num_running and time.monotonic() < end_s:
-        time.sleep(0.01)
+    published(live, ended + 1)
     after = parse_page(client.get("/metrics").text)
     assert after.histograms["itl"].minus(before.histograms["itl"]).count == 399
     assert after.histograms["iteration_tokens"].count == pytest.approx(live.latest().tallies.step_tokens.count)
 
 
 def test_the_time_to_the_first_token_begins_when_the_call_comes(client: TestClient, live: LiveEngine) -> None:
-    asked = live.now()
+    ended, asked = ends(live), live.now()
     client.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 2, **GREEDY})
+    published(live, ended + 1)
     came = [r.arrival_s for r in live.requests() if r.prompt_tokens == 3 and r.output_tokens == 2]
     late = live.submit(token_ids=[5], sampling=SamplingParams(max_tokens=1), session_id=LOCAL, arrival_s=asked)
-    end_s = time.monotonic() + 10
-    while live.stream(str(late.value)).end is None and time.monotonic() < end_s:
-        time.sleep(0.01)
+    published(live, ended + 2)
     record = next(r for r in live.requests() if r.request_id == late.value)
     assert asked <= max(came)
     assert record.arrival_s == asked
@@ -242,18 +252,10 @@ def test_the_time_to_the_first_token_begins_when_the_call_comes(client: TestClie
 
 
 def test_the_own_page_gives_a_dot_that_is_not_derived(client: TestClient, live: LiveEngine) -> None:
-    before = live.latest()
-    while True:  # until nothing of the test before is still to be published
-        time.sleep(0.3)
-        if (now := live.latest()).num_running == 0 and now.totals == before.totals:
-            break
-        before = now
-    first, ended = parse_page(client.get("/metrics").text), before.totals.finished
+    ended = ends(live)
+    first = parse_page(client.get("/metrics").text)
     client.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 9, **GREEDY})
-    end_s = time.monotonic() + 10
-    # An answer ends with its step; the picture of that step is published a moment later.
-    while live.latest().totals.finished == ended and time.monotonic() < end_s:
-        time.sleep(0.02)
+    published(live, ended + 1)
     interval = compare(0.0, first, 2.0, parse_page(client.get("/metrics").text))
     assert not interval.derived
     assert interval.output_tokens == 9
