@@ -81,7 +81,7 @@ class EngineLoop:
             remote.close()
 
     def _drain(self) -> None:
-        """Carry out what waits, show it, and only then answer: who was told sees it in the next picture."""
+        """Carry out what waits, show and note it, and only then answer: who was told sees it in picture and audit list."""
         answers, self._answers = self._answers, []
         held, self._held = self._held, []
         try:
@@ -92,8 +92,8 @@ class EngineLoop:
                 self.host.publish(force=True)
         finally:
             for command, result in answers:
-                command.pending.resolve(result)
                 self.host.board.audit_result(command, result, self._wall.now())
+                command.pending.resolve(result)
 
     def _submit_late(self) -> None:
         """While a decided step waits to be launched: carry out the submissions at the head of the queue.

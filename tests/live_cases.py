@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from engine_cases import scripted_engine
 
-from core.clock import Clock, PausableClock
+from core.clock import Clock, PausableClock, WallClock
 from core.config import EngineConfig
 from core.control import LOCAL
 from core.engine import Engine
 from core.live import LiveEngine
 from core.outputs import ModelRunnerOutput, SchedulerOutput
 from core.request import SamplingParams
+from core.snapshot import EngineSnapshot
 
-ME = {"session_id": LOCAL}
+PATIENCE_S = 90.0
+"""How long a test waits for what must come: a busy machine is slow, not wrong."""
+ME: dict[str, Any] = {"session_id": LOCAL, "wait_s": PATIENCE_S}
+"""Whoever gives commands in a test waits for the step boundary however long a starved engine takes to reach it."""
 FOREVER = SamplingParams(max_tokens=400, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
+SLOW_STEP_S = 0.02
+"""A `Gate` that delays by this keeps `FOREVER` running for at least eight seconds: long enough to be looked at."""
 
 
 class Gate:
@@ -39,7 +47,7 @@ class Gate:
 
         def gated(output: SchedulerOutput) -> ModelRunnerOutput:
             self.inside.set()
-            assert self.open.wait(30)
+            assert self.open.wait(PATIENCE_S)
             time.sleep(self.delay_s)
             if self.fail_next is not None:
                 error, self.fail_next = self.fail_next, None
@@ -80,7 +88,7 @@ def live_engine(
         assert not live.is_alive
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 90.0, what: str = "the condition") -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = PATIENCE_S, what: str = "the condition") -> None:
     """Poll a condition; a test that waits for ever says for what."""
     end_s = time.monotonic() + timeout_s
     while not condition():
@@ -93,6 +101,27 @@ def ready(live: LiveEngine) -> LiveEngine:
     wait_until(lambda: live.latest().state not in ("starting",), what="the end of the start")
     assert live.latest().state != "failed", live.latest().message
     return live
+
+
+def settled(live: LiveEngine) -> EngineSnapshot:
+    """A picture that was begun after this call and shows nothing live: all that has ended by now is counted in it."""
+    asked_s = WallClock().now()
+
+    def at_rest() -> bool:
+        now = live.latest()
+        return now.wall_time_s > asked_s and not (now.num_running or now.num_waiting or now.num_preempted)
+
+    wait_until(at_rest, what="a picture of an engine at rest")
+    return live.latest()
+
+
+def crowding() -> float:
+    """How many times longer things take because other processes want the cores; 1 on a quiet machine.
+
+    Counted now as well as over the last minute: the load average is slow to see what has just begun.
+    """
+    now = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
+    return max(max(now, *os.getloadavg()) / (os.cpu_count() or 1), 1.0)
 
 
 def finished(live: LiveEngine, request_id: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from core.commands import Outcome
 from core.config import AdmissionMoment, PreemptionMode, SchedulerConfig, replace_knobs
+from core.control import LOCAL
 from core.engine import Engine
 from core.errors import ConfigError, ExecutorError, WorkerDied
 from core.executor import PreparingExecutor
@@ -19,7 +20,7 @@ from core.replay import replay
 from core.request import SamplingParams
 from core.run_record import RunRecord, RunRecorder
 from tests.engine_cases import scripted_engine, tiny_engine, tokens_of
-from tests.live_cases import FOREVER, ME, SHORT, live_engine, ready, wait_until
+from tests.live_cases import FOREVER, ME, PATIENCE_S, SHORT, live_engine, ready, wait_until
 
 KNOBS: dict[str, Any] = {
     "num_blocks": 28, "block_size": 4, "max_num_seqs": 6, "max_num_batched_tokens": 24, "num_swap_blocks": 16,
@@ -183,7 +184,7 @@ def test_a_prompt_that_comes_while_the_batch_is_prepared_joins_that_step_and_oth
             sizes.append(len(output.request_ids))
             if len(sizes) == 3:
                 inside.set()
-                assert gate.wait(30)
+                assert gate.wait(PATIENCE_S)
 
         engine.executor.prepare_model = prepare  # type: ignore[attr-defined]
         return engine
@@ -191,12 +192,12 @@ def test_a_prompt_that_comes_while_the_batch_is_prepared_joins_that_step_and_oth
     with live_engine(factory=factory) as live:
         ready(live)
         live.submit(token_ids=[1, 2, 3], sampling=FOREVER, **ME)
-        assert inside.wait(30)
-        submit = {"sampling": SHORT, "source": "api", "wait_s": 0.0}
-        first = live.submit(token_ids=[4, 5], request_id="first", **submit, **ME)
+        assert inside.wait(PATIENCE_S)
+        submit = {"sampling": SHORT, "source": "api", "session_id": LOCAL, "wait_s": 0.0}
+        first = live.submit(token_ids=[4, 5], request_id="first", **submit)
         assert first.outcome is Outcome.WAITING
-        live.pause(wait_s=0.0, **ME)
-        live.submit(token_ids=[6, 7], request_id="second", **submit, **ME)
+        live.pause(session_id=LOCAL, wait_s=0.0)
+        live.submit(token_ids=[6, 7], request_id="second", **submit)
         gate.set()
         wait_until(lambda: [e.outcome for e in live.audit() if e.command == "pause"] == ["accepted"], what="the pause")
         wait_until(lambda: live.latest().num_waiting == 1, what="the second prompt in the queue")
