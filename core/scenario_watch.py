@@ -89,13 +89,17 @@ class ScenarioWatcher:
             self._wake.wait()
             while not self._stopped.is_set() and self._wake.is_set():  # rest until nothing has happened for a while
                 self._wake.clear()
-                self._stopped.wait(self._quiet_s)
+                self._rest()
             if self._stopped.is_set():
                 return
             self._read()
 
+    def _rest(self) -> None:
+        """Let the quiet time pass, or less if it is to stop."""
+        self._stopped.wait(self._quiet_s)
+
     def _read(self) -> None:
-        """Read the file if its content is new; a file that is gone for now is left alone."""
+        """Read the file if its content is new; a file that is gone or empty for now (an editor truncates it) is left alone."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
@@ -104,7 +108,7 @@ class ScenarioWatcher:
             self._fail(ScenarioError(f"{self.path.name} cannot be read: {error.strerror}"))
             return
         digest = blake2b(content, digest_size=16).digest()
-        if digest == self._digest:
+        if not content or digest == self._digest:
             return
         self._digest = digest
         try:

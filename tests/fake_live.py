@@ -28,7 +28,7 @@ class FakeLive:
     def __init__(self, run: FakeRun | None = None) -> None:
         self.run = run or busy_run()
         self.clock = WallClock()
-        self.control = Lease()
+        self.control = Lease(lease_s=600.0)  # no test of a slow machine is about silence
         self.commands: list[tuple[str, dict[str, Any]]] = []
         self.load: LoadSpec | None = LoadSpec()
         self.steps_per_s: float | None = None

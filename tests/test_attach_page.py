@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from pages.parts import attach_form, attach_prediction, attach_table, engine_acc
 from tests.attach_cases import steady
 from tests.fake_live import FakeLive
 from tests.fake_snapshots import starting_snapshot
+from tests.live_cases import wait_until
 from tests.test_attach_scraper import server
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,7 +50,7 @@ class Metrics:
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    made = Watch(period_s=0.25)
+    made = Watch(period_s=0.25, timeout_s=60.0)
     monkeypatch.setattr(watching, "_watch", [made])
     yield made
     made.close()
@@ -68,15 +68,6 @@ def html_of(at: AppTest) -> str:
     return "\n".join(node.proto.body for node in at.get("html"))
 
 
-def wait(ready: object, limit_s: float = 10.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while time.monotonic() < end_s:
-        if ready():  # type: ignore[operator]
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"not seen within {limit_s} s")
-
-
 def test_an_empty_page_offers_what_fills_it(watch: Watch, live: FakeLive) -> None:
     at = AppTest.from_string(SCRIPT, default_timeout=60).run()
     assert not at.exception
@@ -89,7 +80,7 @@ def test_live_dead_and_chosen_servers_are_on_the_page(watch: Watch, live: FakeLi
     with server(Metrics()) as url:
         watch.add(Target("good <b>", url))
         watch.add(Target("dead", "http://127.0.0.1:9"))
-        wait(lambda: len(watch.states()[0].intervals) > 2 and watch.states()[1].failures)
+        wait_until(lambda: len(watch.states()[0].intervals) > 2 and watch.states()[1].failures)
         at = AppTest.from_string(SCRIPT, default_timeout=60).run()
         assert not at.exception
         page = html_of(at)
@@ -136,7 +127,7 @@ def test_a_secret_reaches_the_server_and_neither_page_session_nor_log(
         at.text_input(key="attach_secret").set_value("hunter2")
         next(b for b in at.button if b.label == "Watch it").click().run()
         assert not at.exception
-        wait(lambda: seen and watch.states()[0].intervals)
+        wait_until(lambda: seen and watch.states()[0].intervals)
         at.session_state["attach_details"] = "Configuration"
         at.run()
     assert seen[0] == "Bearer hunter2"
@@ -204,17 +195,17 @@ def test_a_prometheus_server_fills_the_list_in_the_background(watch: Watch, monk
             watch.add_prometheus(url)
             with pytest.raises(ConfigError, match="asked already"):
                 watch.add_prometheus(url)
-            wait(lambda: len(watch.states()) == 2 and all(s.intervals for s in watch.states()))
+            wait_until(lambda: len(watch.states()) == 2 and all(s.intervals for s in watch.states()))
             assert watch.sources()[0].found == 2
             del urls["r1"]
-            wait(lambda: [s.name for s in watch.states()] == ["r0"])
+            wait_until(lambda: [s.name for s in watch.states()] == ["r0"])
             assert watch.forget_prometheus(watch.sources()[0].address)
             assert not watch.states()
 
 
 def test_a_dead_prometheus_server_says_so(watch: Watch) -> None:
     watch.add_prometheus("http://127.0.0.1:9")
-    wait(lambda: watch.sources()[0].status == "failed")
+    wait_until(lambda: watch.sources()[0].status == "failed")
     assert "127.0.0.1:9" in watch.sources()[0].message
     with pytest.raises(ConfigError, match="no address"):
         watch.add_prometheus("nonsense")
@@ -231,22 +222,22 @@ def test_targets_of_the_environment() -> None:
 def test_a_target_comes_and_goes_without_touching_the_others(watch: Watch) -> None:
     with server(Metrics()) as url:
         watch.add(Target("a", url))
-        wait(lambda: len(watch.states()[0].intervals) >= 2)
+        wait_until(lambda: len(watch.states()[0].intervals) >= 2)
         watch.add(Target("b", url))
         with pytest.raises(ConfigError, match="used twice"):
             watch.add(Target("b", url))
         before = len(watch.states()[0].intervals)
         assert watch.remove("b")
         assert not watch.remove("b")
-        wait(lambda: len(watch.states()[0].intervals) > before)
+        wait_until(lambda: len(watch.states()[0].intervals) > before)
 
 
 def test_seats_show_themselves_when_requests_wait_with_room_in_the_pool(watch: Watch) -> None:
     with server(Metrics()) as url:
         watch.add(Target("a", url))
-        wait(lambda: watch.states()[0].seats is not None)
+        wait_until(lambda: watch.states()[0].seats is not None)
         assert (watch.states()[0].seats, watch.states()[0].seats_inferred) == (4, True)
-        wait(lambda: watch.states()[0].latest.bound_by == "seats")  # type: ignore[union-attr]
+        wait_until(lambda: watch.states()[0].latest.bound_by == "seats")  # type: ignore[union-attr]
 
 
 def test_what_is_taken_fills_fields_that_the_what_if_form_has() -> None:

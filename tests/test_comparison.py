@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from core.failure_modes import failure_mode
 from core.live import LiveEngine
 from core.live_defaults import build_engine
 from core.model_spec import TINY
+from tests.live_cases import ready
 
 pytestmark = pytest.mark.xdist_group("live_engine")
 
@@ -40,10 +40,7 @@ def live() -> Iterator[LiveEngine]:
     config = EngineConfig(model="tiny", dtype="float32", executor="inprocess", scheduler=SETTINGS, cache=POOL)
     engine = LiveEngine(config, engine_factory=build_engine)
     engine.launch()
-    end_s = time.monotonic() + 90
-    while engine.latest().info is None and time.monotonic() < end_s:
-        time.sleep(0.02)
-    yield engine
+    yield ready(engine)
     engine.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import fields, replace
 
@@ -17,6 +16,7 @@ from core.forks import FORKS, fork, fork_of
 from core.live import LiveEngine
 from core.live_defaults import build_engine
 from core.load_spec import ArrivalProcess, LoadSpec
+from tests.live_cases import ME, ready, wait_until
 
 pytestmark = pytest.mark.xdist_group("live_engine")
 SETTINGS = SchedulerConfig(max_num_seqs=5)
@@ -27,10 +27,7 @@ def live() -> Iterator[LiveEngine]:
     config = EngineConfig(model="tiny", dtype="float32", executor="inprocess", scheduler=SETTINGS)
     engine = LiveEngine(config, engine_factory=build_engine)
     engine.launch()
-    end_s = time.monotonic() + 90
-    while engine.latest().info is None and time.monotonic() < end_s:
-        time.sleep(0.02)
-    yield engine
+    yield ready(engine)
     engine.close()
 
 
@@ -38,10 +35,8 @@ def live() -> Iterator[LiveEngine]:
 def test_both_sides_say_the_same_and_differ_in_what_the_knobs_do(key: str, live: LiveEngine) -> None:
     chosen = fork(key)
     busy = LoadSpec(process=ArrivalProcess.CLOSED_LOOP, users=4, seed=1)
-    assert live.set_load(session_id=LOCAL, **{f.name: getattr(busy, f.name) for f in fields(busy)}).accepted  # a load under way
-    until = time.monotonic() + 20
-    while live.latest().num_running == 0 and time.monotonic() < until:
-        time.sleep(0.01)
+    assert live.set_load(**ME, **{f.name: getattr(busy, f.name) for f in fields(busy)}).accepted
+    wait_until(lambda: live.latest().num_running, what="a load under way")
     comparison = Comparison(live, chosen, session_id=LOCAL)
     comparison.start()
     assert comparison.join(200), comparison.state

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from core.headless import HeadlessRun
 from core.repeat import repeat
 from core.run import main
 from core.scenario import parse_scenario
+from tests.live_cases import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[1]
 BURST = """
@@ -154,17 +155,17 @@ def test_ctrl_c_leaves_a_valid_partial_bundle(tmp_path: Path) -> None:
     path = scenario(tmp_path, process="closed_loop", requests=1_000_000)
     command = [sys.executable, "-m", "core.run", "--scenario", str(path), "--out", str(tmp_path), "--no-probe"]
     with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "PYTHONUNBUFFERED": "1"})
-    time.sleep(0.2)
-    deadline = time.monotonic() + 90
-    # The bundle is valid whenever it comes; steps are there once the process has burnt some seconds of CPU.
-    while time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.5)
-        spent = sum(float(x) for x in Path(f"/proc/{process.pid}/stat").read_text().split(") ")[1].split()[11:13])
-        if spent / os.sysconf("SC_CLK_TCK") > 5:
-            break
+        drawn = os.environ | {"PYTHONUNBUFFERED": "1", "FORCE_COLOR": "1", "COLUMNS": "200"}  # the bar is drawn as on a terminal
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=drawn)
+
+    def is_stepping() -> bool:
+        text = (tmp_path / "log").read_text()
+        assert process.poll() is None, text
+        return re.search(r"step [1-9]", text) is not None
+
+    wait_until(is_stepping, 200.0, "a bar that counts steps (kernels may be compiled first)")
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130, (tmp_path / "log").read_text()
+    assert process.wait(PATIENCE_S) == 130, (tmp_path / "log").read_text()
     bundle = read_bundle(tmp_path / "evening-peak.bundle.zip")
     assert not bundle.manifest.complete
     assert "stopped by the user after" in bundle.manifest.note

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,12 +13,11 @@ from starlette.testclient import TestClient
 from core.attach.interval import compare
 from core.attach.page import parse_page
 from core.config import CacheConfig, EngineConfig, SchedulerConfig
-from core.control import LOCAL
 from core.live import LiveEngine
 from core.live_defaults import build_engine
 from core.request import SamplingParams
 from core.server.routes import routes
-from tests.live_cases import wait_until
+from tests.live_cases import ME, ready, settled, wait_until
 
 pytestmark = pytest.mark.xdist_group("live_engine")
 
@@ -37,10 +35,7 @@ def live() -> Iterator[LiveEngine]:
     )
     engine = LiveEngine(config, engine_factory=build_engine)
     engine.launch()
-    end_s = time.monotonic() + 60
-    while engine.latest().info is None and time.monotonic() < end_s:
-        time.sleep(0.02)
-    yield engine
+    yield ready(engine)
     engine.close()
 
 
@@ -52,17 +47,13 @@ def client(live: LiveEngine) -> Iterator[TestClient]:
 
 def published(live: LiveEngine, ended: int) -> None:
     """Wait for the picture of an end: an answer ends with its step, that step's picture comes a moment later."""
-    wait_until(lambda: (n := live.latest()).totals.finished + n.totals.cancelled >= ended and not n.num_running, 30)
+    wait_until(lambda: (n := live.latest()).totals.finished + n.totals.cancelled >= ended and not n.num_running)
 
 
 def ends(live: LiveEngine) -> int:
     """Requests that have ended, once nothing of an earlier test is still to be published."""
-    before = live.latest()
-    while True:
-        time.sleep(0.3)
-        if (now := live.latest()).num_running == 0 and now.totals == before.totals:
-            return now.totals.finished + now.totals.cancelled
-        before = now
+    totals = settled(live).totals
+    return totals.finished + totals.cancelled
 
 
 def events(text: str) -> list[dict]:
@@ -218,19 +209,14 @@ def test_the_metrics_count_work_lengths_and_first_tokens_of_live_requests(client
 def test_gaps_and_first_tokens_are_in_the_metrics_while_their_request_still_runs(client: TestClient, live: LiveEngine) -> None:
     ended = ends(live)
     before = parse_page(client.get("/metrics").text)
-    running = live.submit(token_ids=[5, 6, 7], sampling=SamplingParams(max_tokens=400, ignore_eos=True), session_id=LOCAL)
-    end_s = time.monotonic() + 30
-    seen = before
-    while time.monotonic() < end_s:
-        picture = live.latest()
-        seen = parse_page(client.get("/metrics").text)
-        if picture.totals.finished + picture.totals.cancelled > ended:
-            break  # the request was too fast to be caught
-        if picture.running and picture.running[0].output_tokens > 3:
-            assert seen.histograms["itl"].count > before.histograms["itl"].count
-            assert seen.histograms["ttft"].count == before.histograms["ttft"].count + 1
-            break
-    live.stream(str(running.value)).wait(400, 30)
+    live.pause(**ME)
+    live.submit(token_ids=[5, 6, 7], sampling=SamplingParams(max_tokens=400, ignore_eos=True), **ME)
+    assert live.step_once(steps=5, **ME).value == 5
+    assert live.latest().running[0].output_tokens == 5
+    seen = parse_page(client.get("/metrics").text)
+    assert seen.histograms["itl"].count == before.histograms["itl"].count + 4
+    assert seen.histograms["ttft"].count == before.histograms["ttft"].count + 1
+    live.start(**ME)
     published(live, ended + 1)
     after = parse_page(client.get("/metrics").text)
     assert after.histograms["itl"].minus(before.histograms["itl"]).count == 399
@@ -242,7 +228,7 @@ def test_the_time_to_the_first_token_begins_when_the_call_comes(client: TestClie
     client.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 2, **GREEDY})
     published(live, ended + 1)
     came = [r.arrival_s for r in live.requests() if r.prompt_tokens == 3 and r.output_tokens == 2]
-    late = live.submit(token_ids=[5], sampling=SamplingParams(max_tokens=1), session_id=LOCAL, arrival_s=asked)
+    late = live.submit(token_ids=[5], sampling=SamplingParams(max_tokens=1), arrival_s=asked, **ME)
     published(live, ended + 2)
     record = next(r for r in live.requests() if r.request_id == late.value)
     assert asked <= max(came)
@@ -267,25 +253,21 @@ def test_the_own_page_gives_a_dot_that_is_not_derived(client: TestClient, live: 
 def test_a_full_queue_is_a_429_with_retry_after_and_ends_as_it_empties(live: LiveEngine) -> None:
     held = live.limits
     live.limits = replace(held, max_waiting=1)
-    live.pause(session_id=LOCAL)  # nothing is admitted, so what is submitted waits
+    assert live.pause(**ME).accepted  # nothing is admitted, so what is submitted waits
     try:
         with TestClient(Starlette(routes=routes(lambda: live))) as client:
-            live.submit(token_ids=[5, 6, 7], sampling=SamplingParams(max_tokens=2, ignore_eos=True), session_id=LOCAL)
-            end_s = time.monotonic() + 10
-            while not live.latest().num_waiting and time.monotonic() < end_s:
-                time.sleep(0.02)
+            assert live.submit(token_ids=[5, 6, 7], sampling=SamplingParams(max_tokens=2, ignore_eos=True), **ME).accepted
             full = client.post("/v1/completions", json={"prompt": [1], "max_tokens": 2, **GREEDY})
             assert full.status_code == 429, full.text
             assert int(full.headers["Retry-After"]) >= 1
             error = full.json()["error"]
             assert error["type"] == "rate_limit_error"
             assert "1 requests wait already" in error["message"]
-            live.start(session_id=LOCAL)
-            while live.latest().num_waiting and time.monotonic() < end_s:
-                time.sleep(0.02)
+            live.start(**ME)
+            wait_until(lambda: not live.latest().num_waiting, what="an empty queue")
             assert client.post("/v1/completions", json={"prompt": [1], "max_tokens": 2, **GREEDY}).status_code == 200
     finally:
-        live.start(session_id=LOCAL)
+        live.start(**ME)
         live.limits = held
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from core.scenario_follow import follow, following, unfollow
 from core.whatif_base import live_base, observed_load
 from core.whatif_words import headline
 from tests.fake_snapshots import busy_run, starting_snapshot
+from tests.live_cases import wait_until
 
 RUN = busy_run(700)
 PICTURE = RUN.snapshot()
@@ -73,30 +73,23 @@ class Recorder:
         return CommandResult(Outcome.ACCEPTED)
 
 
-def until(what: object, limit_s: float = 20.0) -> None:
-    end = time.monotonic() + limit_s
-    while not what() and time.monotonic() < end:  # type: ignore[operator]
-        time.sleep(0.02)
-    assert what()  # type: ignore[operator]
-
-
 def test_saving_a_followed_file_changes_the_engine_and_a_broken_one_shows_its_line(tmp_path: Path) -> None:
     live, file = Recorder(), tmp_path / "evening.toml"
     follow(live, file)
     assert following(live).at_s is None
     file.write_text('name = "peak"\n[scheduler]\nmax_num_seqs = 7\n')
-    until(lambda: live.seen)
+    wait_until(lambda: live.seen)
     assert live.seen[-1]["scheduler"].max_num_seqs == 7
     assert live.seen[-1]["load"] is KEEP
-    until(lambda: following(live).applied == 1)
+    wait_until(lambda: following(live).applied == 1)
     assert following(live).name == "peak"
     file.write_text("[scheduler]\n\nmax_num_seqs = 0\n")
-    until(lambda: following(live).problem)
+    wait_until(lambda: following(live).problem)
     assert following(live).line == 3
     assert len(live.seen) == 1
     live.refuse = "somebody else"
     file.write_text("[cache]\nnum_blocks = 64\n")
-    until(lambda: "somebody else" in following(live).problem)
+    wait_until(lambda: "somebody else" in following(live).problem)
     unfollow(live)
     assert following(live) is None
     with pytest.raises(ScenarioError, match=r"ends with \.toml"):
