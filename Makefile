@@ -25,7 +25,7 @@ test: $(VENV)/.test
 	$(MAKE) --no-print-directory test-browser
 
 test-unit: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not browser" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not browser" $(PYTEST_ARGS)
 
 test-browser: $(VENV)/.test
 	$(BIN)/python -m pytest -q -m browser $(PYTEST_ARGS)

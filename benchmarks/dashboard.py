@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-START_LIMIT_S = 90.0
+START_LIMIT_S = 240.0
 
 
 @dataclass(frozen=True, slots=True)

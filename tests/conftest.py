@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -19,6 +21,36 @@ settings.register_profile("default", deadline=None, derandomize=True, suppress_h
 settings.load_profile("default")
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+TOGETHER = {
+    "tests/test_forks.py": "live engine",
+    "tests/test_comparison.py": "live engine",
+    "tests/test_server_real.py": "live engine",
+    "tests/test_server_routes.py": "live engine",
+    "tests/faults/test_fault_58_memory_grows.py": "server",
+    "tests/faults/test_fault_59_engine_thread_and_session.py": "server",
+}
+"""Files with engines that keep a core busy: those of one name run one after another, in one worker."""
+
+
+@cache
+def shares(file: str) -> bool:
+    """Whether tests of a file share something that is dear to make."""
+    return 'scope="module"' in (ROOT / file).read_text("utf-8")
+
+
+class Together(LoadScopeScheduling):
+    """Spreads tests over the workers one by one; those that share a fixture or a name in `TOGETHER` stay in one worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return TOGETHER.get(file) or (file if shares(file) else nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+    """Used whatever `--dist` says. The marks of `--dist loadgroup` are without effect with this pytest."""
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -69,11 +69,11 @@ def html_of(at: AppTest) -> str:
 
 
 def test_an_empty_page_offers_what_fills_it(watch: Watch, live: FakeLive) -> None:
-    at = AppTest.from_string(SCRIPT, default_timeout=60).run()
+    at = AppTest.from_string(SCRIPT, default_timeout=120).run()
     assert not at.exception
     assert any("Watch this dashboard" in b.label for b in at.button)
     live.picture = starting_snapshot()
-    assert not AppTest.from_string(SCRIPT, default_timeout=60).run().exception
+    assert not AppTest.from_string(SCRIPT, default_timeout=120).run().exception
 
 
 def test_live_dead_and_chosen_servers_are_on_the_page(watch: Watch, live: FakeLive) -> None:
@@ -81,7 +81,7 @@ def test_live_dead_and_chosen_servers_are_on_the_page(watch: Watch, live: FakeLi
         watch.add(Target("good <b>", url))
         watch.add(Target("dead", "http://127.0.0.1:9"))
         wait_until(lambda: len(watch.states()[0].intervals) > 2 and watch.states()[1].failures)
-        at = AppTest.from_string(SCRIPT, default_timeout=60).run()
+        at = AppTest.from_string(SCRIPT, default_timeout=120).run()
         assert not at.exception
         page = html_of(at)
         assert "good &lt;b&gt;" in page
@@ -101,7 +101,7 @@ def test_live_dead_and_chosen_servers_are_on_the_page(watch: Watch, live: FakeLi
 
 def test_only_the_controller_changes_the_list(watch: Watch, live: FakeLive) -> None:
     live.control.acquire("somebody else", label="the lecturer")
-    at = AppTest.from_string(SCRIPT, default_timeout=60).run()
+    at = AppTest.from_string(SCRIPT, default_timeout=120).run()
     own = next(b for b in at.button if b.label == "This dashboard")
     assert own.disabled
     fill = next(b for b in at.button if b.label == "Watch this dashboard")
@@ -121,7 +121,7 @@ def test_a_secret_reaches_the_server_and_neither_page_session_nor_log(
         return Metrics()(handler)
 
     with server(answer) as url:
-        at = AppTest.from_string(SCRIPT, default_timeout=60).run()
+        at = AppTest.from_string(SCRIPT, default_timeout=120).run()
         at.text_input(key="attach_url").set_value(url + "/metrics?key=hunter2")
         at.text_input(key="attach_name").set_value("mine")
         at.text_input(key="attach_secret").set_value("hunter2")
@@ -139,7 +139,7 @@ def test_a_secret_reaches_the_server_and_neither_page_session_nor_log(
 
 
 def test_a_wrong_address_is_refused_in_words(watch: Watch, live: FakeLive) -> None:
-    at = AppTest.from_string(SCRIPT, default_timeout=60).run()
+    at = AppTest.from_string(SCRIPT, default_timeout=120).run()
     at.text_input(key="attach_url").set_value("ftp://somewhere")
     next(b for b in at.button if b.label == "Watch it").click().run()
     assert any("is no address of a server" in e.value.replace("\\", "") for e in at.error)

@@ -103,7 +103,7 @@ def _limit(at: AppTest) -> NumberInput:
 
 
 def test_the_sidebar_sets_lifts_and_refuses(live: FakeLive) -> None:
-    at = AppTest.from_file(str(ROOT / "pages" / "main.py"), default_timeout=60).run()
+    at = AppTest.from_file(str(ROOT / "pages" / "main.py"), default_timeout=120).run()
     assert _limit(at).value is None
     assert _limit(at).placeholder == "no limit"
     _limit(at).set_value(64).run()
@@ -119,7 +119,7 @@ def test_the_sidebar_sets_lifts_and_refuses(live: FakeLive) -> None:
 def test_the_form_of_a_what_if_refuses_0_and_lifts_the_limit(live: FakeLive) -> None:
     live.run.scheduler = SchedulerConfig(max_num_seqs=48, max_num_batched_tokens=256, long_prefill_token_threshold=64)
     live.picture = live._publish()
-    at = AppTest.from_file(str(ROOT / "pages" / "what_if.py"), default_timeout=90).run()
+    at = AppTest.from_file(str(ROOT / "pages" / "what_if.py"), default_timeout=120).run()
     assert _limit(at).value == 64
     _limit(at).set_value(0).run()
     assert any("chunk of 0 tokens" in e.value for e in (*at.error, *at.warning)), [e.value for e in at.get("html")]
@@ -133,7 +133,7 @@ def test_the_form_of_a_what_if_refuses_0_and_lifts_the_limit(live: FakeLive) -> 
 def test_the_second_configuration_of_compare_sets_lifts_and_refuses(live: FakeLive) -> None:
     live.run.scheduler = SchedulerConfig(max_num_seqs=48, max_num_batched_tokens=256, long_prefill_token_threshold=64)
     live.picture = live._publish()
-    at = AppTest.from_file(str(ROOT / "pages" / "compare.py"), default_timeout=90)
+    at = AppTest.from_file(str(ROOT / "pages" / "compare.py"), default_timeout=120)
     at.query_params["fork"] = "live"
     at.run().run()
 

@@ -17,8 +17,6 @@ from core.live_defaults import build_engine
 from core.model_spec import TINY
 from tests.live_cases import ready
 
-pytestmark = pytest.mark.xdist_group("live_engine")
-
 CURED = [
     "ragged-tail",
     "padding-waste",

@@ -18,7 +18,6 @@ from core.live_defaults import build_engine
 from core.load_spec import ArrivalProcess, LoadSpec
 from tests.live_cases import ME, ready, wait_until
 
-pytestmark = pytest.mark.xdist_group("live_engine")
 SETTINGS = SchedulerConfig(max_num_seqs=5)
 
 

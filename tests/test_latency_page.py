@@ -107,7 +107,7 @@ def live() -> Iterator[FakeLive]:
 
 
 def page(tab: str) -> AppTest:
-    app = AppTest.from_file(str(PAGE), default_timeout=60)
+    app = AppTest.from_file(str(PAGE), default_timeout=120)
     app.session_state["latency_details"] = tab
     return app.run()
 

@@ -60,7 +60,7 @@ def bundle() -> RunBundle:
 
 
 def page(name: str, view: ReplayView | None = None) -> AppTest:
-    at = AppTest.from_string(HARNESS.format(root=str(ROOT), first=name), default_timeout=60)
+    at = AppTest.from_string(HARNESS.format(root=str(ROOT), first=name), default_timeout=120)
     if view is not None:
         at.session_state["replay_view"] = view
     return at.run()
@@ -132,9 +132,9 @@ st.text(replay.open_bundle({content!r}, "given.zip") or "open at " + str(st.sess
 
 def test_a_bundle_is_opened_or_the_reason_is_said(bundle: RunBundle) -> None:
     raw = bundle_bytes(bundle)
-    at = AppTest.from_string(OPEN.format(content=raw), default_timeout=60).run()
+    at = AppTest.from_string(OPEN.format(content=raw), default_timeout=120).run()
     assert at.text[0].value == "open at 1"
-    at = AppTest.from_string(OPEN.format(content=raw[:5000]), default_timeout=60).run()
+    at = AppTest.from_string(OPEN.format(content=raw[:5000]), default_timeout=120).run()
     assert "given.zip is damaged" in at.text[0].value
 
 

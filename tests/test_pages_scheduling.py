@@ -57,7 +57,7 @@ def test_the_audit_list_says_who_changed_what_from_what_to_what(live: FakeLive, 
     assert rows[0][1:] == ("this session", "changed settings", "accepted", "scheduler: max_num_seqs 32 to 64")
     assert rows[1][1:] == ("session 1234", "one step", "refused", "1 · this session only watches <b>")
     monkeypatch.setattr(live, "audit", lambda: entries)
-    test = AppTest.from_file(str(ROOT / "pages" / "scheduler.py"), default_timeout=30).run()
+    test = AppTest.from_file(str(ROOT / "pages" / "scheduler.py"), default_timeout=120).run()
     (shown,) = [h.body for h in test.get("html") if "max_num_seqs 32 to 64" in h.body]
     assert "&lt;b&gt;" in shown
     assert "123456" not in shown, "an id that is shown whole could be used"
@@ -65,7 +65,7 @@ def test_the_audit_list_says_who_changed_what_from_what_to_what(live: FakeLive, 
 
 @pytest.mark.parametrize("page", ["scheduler.py", "failure_modes.py", "story.py"])
 def test_the_page_draws_without_an_error(page: str, live: FakeLive) -> None:
-    test = AppTest.from_file(str(ROOT / "pages" / page), default_timeout=30).run()
+    test = AppTest.from_file(str(ROOT / "pages" / page), default_timeout=120).run()
     assert not test.exception, [e.value for e in test.exception]
 
 

@@ -38,7 +38,7 @@ def live():
 
 
 def open_page(name):
-    at = AppTest.from_string(HARNESS.format(root=str(ROOT), first=name), default_timeout=60).run()
+    at = AppTest.from_string(HARNESS.format(root=str(ROOT), first=name), default_timeout=120).run()
     assert not at.exception
     return at
 
@@ -64,7 +64,7 @@ def test_pages_draw_in_every_state(live, page, scene):
 
 
 def test_the_whole_app_runs_and_offers_the_settings(live):
-    at = AppTest.from_file(str(ROOT / "pages" / "main.py"), default_timeout=60).run()
+    at = AppTest.from_file(str(ROOT / "pages" / "main.py"), default_timeout=120).run()
     assert not at.exception
     labels = {widget.label for widget in (*at.number_input, *at.selectbox, *at.toggle)}
     assert {"max_num_seqs", "max_num_batched_tokens", "block_size", "enable_prefix_caching", "Arrivals"} <= labels
@@ -75,7 +75,7 @@ def knob(at, label):
 
 
 def test_a_knob_takes_effect_and_a_bad_value_is_refused_in_the_words_of_the_core(live):
-    at = AppTest.from_file(str(ROOT / "pages" / "main.py"), default_timeout=60).run()
+    at = AppTest.from_file(str(ROOT / "pages" / "main.py"), default_timeout=120).run()
     knob(at, "max_num_seqs").set_value(8).run()
     assert live.run.scheduler == SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256)
     knob(at, "max_num_seqs").set_value(0).run()
@@ -110,7 +110,7 @@ def test_a_widget_that_is_gone_sets_nothing_again_or_back(live, monkeypatch):
 
 def test_only_the_controller_can_turn_knobs(live, monkeypatch):
     live.control.acquire("somebody else", label="the lecturer")
-    at = AppTest.from_file(str(ROOT / "pages" / "main.py"), default_timeout=60).run()
+    at = AppTest.from_file(str(ROOT / "pages" / "main.py"), default_timeout=120).run()
     assert knob(at, "max_num_seqs").disabled
     assert any("the lecturer has control" in c.value for c in at.caption)
     monkeypatch.setattr(engine_access, "session_id", lambda: "me")

@@ -48,7 +48,7 @@ def live(jobs: SimulationJobs, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake
 
 
 def opened(**params: str) -> AppTest:
-    at = AppTest.from_file(PAGE, default_timeout=90)
+    at = AppTest.from_file(PAGE, default_timeout=120)
     for name, value in params.items():
         at.query_params[name] = value
     at.run()
@@ -182,7 +182,7 @@ def test_a_mix_of_tenants_and_another_order_of_eviction(live: FakeLive) -> None:
     ("key", "question"), [("live", "Would these settings be better here"), ("swap", "Is it cheaper to compute")]
 )
 def test_a_link_names_a_comparison(key: str, question: str, live: FakeLive) -> None:
-    at = AppTest.from_file(str(PAGES / "compare.py"), default_timeout=90)
+    at = AppTest.from_file(str(PAGES / "compare.py"), default_timeout=120)
     at.query_params["fork"] = key
     at.query_params["cmp_max_num_seqs"] = "7"
     at.run().run()

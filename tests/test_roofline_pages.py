@@ -14,7 +14,7 @@ from tests.fake_live import FakeLive
 from tests.fake_snapshots import busy_run, idle_snapshot, starting_snapshot
 
 PAGES = Path(__file__).resolve().parents[1] / "pages"
-LIMIT_S = 60
+LIMIT_S = 120
 
 
 @pytest.fixture

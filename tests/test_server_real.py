@@ -19,8 +19,6 @@ from benchmarks.dashboard import Served, served
 from core.attach.page import ServerPage, parse_page
 from tests.live_cases import PATIENCE_S, wait_until
 
-pytestmark = pytest.mark.xdist_group("live_engine")
-
 TOKEN = "s3cret"
 
 

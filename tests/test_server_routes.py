@@ -19,8 +19,6 @@ from core.request import SamplingParams
 from core.server.routes import routes
 from tests.live_cases import ME, ready, settled, wait_until
 
-pytestmark = pytest.mark.xdist_group("live_engine")
-
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
 

@@ -109,7 +109,7 @@ def test_a_job_collects_rows_and_stops_when_asked() -> None:
 
 
 def test_the_page_runs_a_sweep_and_names_the_best(live: FakeLive) -> None:
-    at = AppTest.from_file(PAGE, default_timeout=90)
+    at = AppTest.from_file(PAGE, default_timeout=120)
     at.query_params["s_axes"] = "max_num_seqs = 16, 48"
     at.query_params["w_requests"] = "20"
     at.query_params["s_ttft"] = "100000.0"
@@ -132,7 +132,7 @@ def test_the_page_runs_a_sweep_and_names_the_best(live: FakeLive) -> None:
 
 def test_a_published_device_waits_for_the_host_of_this_machine(live: FakeLive) -> None:
     """As on the What-if page; without it a small model on a large device would answer in microseconds."""
-    at = AppTest.from_file(PAGE, default_timeout=90)
+    at = AppTest.from_file(PAGE, default_timeout=120)
     at.query_params["s_axes"] = "device = this machine, H100 SXM"
     at.query_params["w_requests"] = "20"
     at.run()
@@ -149,5 +149,5 @@ def test_a_published_device_waits_for_the_host_of_this_machine(live: FakeLive) -
 def test_while_the_model_loads_the_page_says_so(live: FakeLive) -> None:
     live.picture = starting_snapshot()
     live.run.records.clear()
-    at = AppTest.from_file(PAGE, default_timeout=60).run()
+    at = AppTest.from_file(PAGE, default_timeout=120).run()
     assert any("still loading" in t.value for t in at.text)

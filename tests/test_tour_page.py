@@ -69,7 +69,7 @@ def test_what_is_measured_is_what_the_records_say() -> None:
 
 def test_the_tour_leads_through_its_stops_and_gives_the_settings_back(live: FakeLive) -> None:
     before, load = live.run.scheduler, live.load
-    app = AppTest.from_file(str(PAGE), default_timeout=60).run()
+    app = AppTest.from_file(str(PAGE), default_timeout=120).run()
     assert not app.exception
     press(app, "Begin")
     assert live.load == STOPS[0].load
@@ -88,7 +88,7 @@ def test_the_tour_leads_through_its_stops_and_gives_the_settings_back(live: Fake
 
 def test_a_viewer_cannot_lead(live: FakeLive) -> None:
     live.control.acquire("somebody else", label="the lecturer")
-    app = AppTest.from_file(str(PAGE), default_timeout=60).run()
+    app = AppTest.from_file(str(PAGE), default_timeout=120).run()
     assert all(b.disabled for b in app.button if b.key and b.key.startswith("tour_"))
     assert any("only watches" in c.value for c in app.caption)
 

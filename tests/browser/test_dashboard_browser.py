@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 from tests.browser.conftest import PICTURES, ROOT, free_port, status_bar, step_number
 from tests.browser.test_block_canvas_browser import _wait_for, canvas_of
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("scenery")]
+pytestmark = [pytest.mark.browser]
 
 STORED = Path(__file__).resolve().parent / "pictures"
 CELL = 24

@@ -19,7 +19,7 @@ import pytest
 from benchmarks.viewers import watch
 from tests.browser.conftest import ROOT, free_port
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.xdist_group("server")]
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 TICK = "tick_was_edited"
 

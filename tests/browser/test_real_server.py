@@ -18,7 +18,7 @@ from core.bundle import read_bundle
 from core.charts import formats
 from tests.browser.conftest import PICTURES, Dashboard, open_page, status_bar, step_number, stop_dashboard, wait_for_tokens
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("server")]
+pytestmark = [pytest.mark.browser]
 
 PAGES = {
     "": "How is one model serving",

@@ -105,7 +105,7 @@ def test_submit_pressed_twice_in_the_page_makes_two_requests_of_different_ids() 
     fake = FakeLive()
     engine_access.install(fake)
     try:
-        at = AppTest.from_file(str(Path(__file__).resolve().parents[2] / "pages" / "prompt.py"), default_timeout=60).run()
+        at = AppTest.from_file(str(Path(__file__).resolve().parents[2] / "pages" / "prompt.py"), default_timeout=120).run()
         at.text_area[0].set_value("hello")
         for _ in range(2):
             next(b for b in at.button if b.label == "Send").click().run()

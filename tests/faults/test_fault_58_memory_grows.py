@@ -52,7 +52,6 @@ async def look(url: str, pid: int) -> tuple[list[tuple[int, float]], list[Viewer
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("server")
 def test_memory_is_level_over_600_refreshes_with_a_busy_engine() -> None:
     environment = os.environ | {"BATCHSCOPE_MODEL": "tiny", "BATCHSCOPE_DTYPE": "float32", "BATCHSCOPE_THINK_S": "0"}
     environment["BATCHSCOPE_HISTORY_STEPS"] = str(BOUND_STEPS)

@@ -15,7 +15,7 @@ from tests.browser.test_edit_while_it_runs import copied, steps
 
 __all__ = ["copied"]  # the fixture
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("server")]
+pytestmark = pytest.mark.slow
 
 
 async def visits(url: str) -> list[Viewer]:
