@@ -53,7 +53,11 @@ class Viewer:
     async def watch(self, seconds: float) -> None:
         """Look at the page for a while."""
         address = self.url.replace("http", "ws", 1) + "/_stcore/stream"
-        options: dict[str, Any] = {"max_size": None, "ping_timeout": None}  # a server short of processor time is slow, not gone
+        options: dict[str, Any] = {
+            "max_size": None,
+            "ping_timeout": None,
+            "open_timeout": None,
+        }  # a server short of processor time is slow, not gone
         async with websockets.connect(address, subprotocols=["streamlit"], origin=self.url, **options) as socket:
             await self._ask(socket)
             end_s = time.monotonic() + seconds

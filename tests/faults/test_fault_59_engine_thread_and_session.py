@@ -3,51 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from benchmarks.viewers import Viewer, watch
-from tests.browser.test_edit_while_it_runs import copied, steps
+from benchmarks.viewers import Viewer
+from tests.live_cases import wait_until
+from tests.viewing import beside, see, served_copy, tokens
 
-__all__ = ["copied"]  # the fixture
+REFRESHES = 8
+"""That each visit lasts for, the page's own run among them."""
 
-pytestmark = pytest.mark.slow
 
-
-async def visits(url: str) -> list[Viewer]:
+async def visits(url: str, also: Callable[[], bool]) -> list[Viewer]:
     """A page, the same page opened twice at once of which one tab is closed early, then a reload."""
-    first = await watch(url, "live", 1, 6.0)
-    long, short = await asyncio.gather(watch(url, "live", 1, 12.0), watch(url, "live", 1, 6.0))
-    return [*first, *long, *short, *await watch(url, "live", 1, 6.0)]
+    first, long, short, again = (Viewer(url, "live") for _ in range(4))
+    await see(first, lambda: first.runs >= REFRESHES and also())
+    closed: int | None = None
+    staying = asyncio.create_task(see(long, lambda: closed is not None and long.runs >= closed + REFRESHES))
+    await see(short, lambda: short.runs >= REFRESHES)
+    closed = long.runs
+    await staying
+    await see(again, lambda: again.runs >= REFRESHES)
+    return [first, long, short, again]
 
 
-def look(url: str) -> None:
-    with ThreadPoolExecutor(1) as thread:  # the browser of other tests keeps a loop of its own in this one
-        viewers = thread.submit(lambda: asyncio.run(visits(url))).result()
+def look(url: str, also: Callable[[], bool] = lambda: True) -> None:
+    viewers = beside(lambda: visits(url, also))
     assert [error for viewer in viewers for error in viewer.errors] == []
-    assert all(viewer.runs for viewer in viewers)
-    assert sum(viewer.runs for viewer in viewers) > 2 * len(viewers)
 
 
-def test_one_engine_whatever_pages_do_and_a_log_without_warnings(copied: tuple[str, Path, int]) -> None:
-    url, folder, pid = copied
-    workers = {child.pid for child in psutil.Process(pid).children()}
-    assert len(workers) == 1, "one worker"
-    made = steps(url)
-    look(url)
-    between = steps(url)
-    assert between > made, "the same run goes on"
-    page = folder / "pages" / "live.py"
-    page.write_text(f"{page.read_text()}\n# saved again\n")
-    time.sleep(1.0)
-    look(url)
-    assert steps(url) > between, "the same run goes on after the edit"
-    assert {child.pid for child in psutil.Process(pid).children()} == workers
-    log = (folder / "log").read_text()
+@pytest.mark.slow
+def test_one_engine_whatever_pages_do_and_a_log_without_warnings(tmp_path: Path) -> None:
+    with served_copy(tmp_path) as (url, pid):
+        workers = {child.pid for child in psutil.Process(pid).children()}
+        assert len(workers) == 1, "one worker"
+        made = tokens(url)
+        look(url)
+        wait_until(lambda: tokens(url) > made, what="the same run goes on")
+        between, page, seen = tokens(url), tmp_path / "pages" / "live.py", tmp_path / "page_was_edited"
+        page.write_text(page.read_text().replace("def render(", f"open({str(seen)!r}, 'w').close()\n\n\ndef render(", 1))
+        look(url, seen.exists)
+        wait_until(lambda: tokens(url) > between, what="the same run goes on after the edit")
+        assert {child.pid for child in psutil.Process(pid).children()} == workers
+        log = (tmp_path / "log").read_text()
     assert "ScriptRunContext" not in log, log
     assert "Traceback" not in log, log
     assert "Error" not in log, log
