@@ -50,7 +50,7 @@ def test_a_tile_is_the_product(rows, dtype):
     before = torch.randn(rows, 16, generator=g)
     for mode in (STORE, ADD, CONTINUE):
         out = before.clone()
-        kernel(f"tile_{rows - 1}", dtype)(at(x), k, packed.address, 0, 64, k, at(out), 16, mode, packed.address, 0)
+        kernel(f"tile_{rows - 1}", dtype)(at(x), k, packed.address, 0, 64, k, at(out), 16, mode, packed.address, rows % 4)
         expected = chain(x, weight) + (0 if mode == STORE else before)
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
@@ -102,13 +102,13 @@ def test_a_tile_of_pairs_is_the_product_and_each_output_the_same_bits_in_any_til
     for mode in (STORE, ADD, CONTINUE):
         both, one, four = before.clone(), before.clone(), before.clone()
         for j in (0, 2):
-            where = (packed.address + j * step, step, 64, k, at(both) + 64 * j, 64, mode, packed.address, 0)
+            where = (packed.address + j * step, step, 64, k, at(both) + 64 * j, 64, mode, packed.address, rows % 4)
             kernel(f"tile_pair_{rows - 1}", BF16_PAIRS)(at(x), k, *where)
         for row in range(rows):
             for j in range(4):
-                where = (packed.address + j * step, 0, 64, k, at(one[row]) + 64 * j, 64, mode, packed.address, 0)
+                where = (packed.address + j * step, 0, 64, k, at(one[row]) + 64 * j, 64, mode, packed.address, rows % 4)
                 kernel("tile_0", BF16_PAIRS)(at(x[row]), k, *where)
-            where = (packed.address, step, 64, k, at(four[row]), 64, mode, packed.address, 0)
+            where = (packed.address, step, 64, k, at(four[row]), 64, mode, packed.address, rows % 4)
             kernel("tile_1x4", BF16_PAIRS)(at(x[row]), k, *where)
         torch.testing.assert_close(both, chain(x, weight) + (0 if mode == STORE else before), rtol=1e-4, atol=1e-4)
         assert torch.equal(both, one)

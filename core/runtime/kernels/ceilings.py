@@ -46,8 +46,8 @@ def _tiles(e: Emitter, element: str, d: Any, thread: Any) -> None:
 
     def once(i: Any, state: list[Any]) -> list[Any]:
         numbers = (PEAK_K, PEAK_K * 32, 64, PEAK_K, 32, STORE, 0)
-        ldx, panel, k_bytes, k, ldo, mode, step = (e.const(n) for n in numbers)
-        e.call(name, VOID, x, ldx, w, panel, k_bytes, k, target, ldo, mode, w, step)
+        ldx, panel, k_bytes, k, ldo, mode, every = (e.const(n) for n in numbers)
+        e.call(name, VOID, x, ldx, w, panel, k_bytes, k, target, ldo, mode, w, every)
         return state
 
     e.loop(e.const(PEAK_REPEATS), 1, [], once)

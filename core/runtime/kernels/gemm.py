@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from core.runtime.kernels.compiler import part
 from core.runtime.kernels.memory import fetch_add
-from core.runtime.kernels.microkernel import MAX_PAIR_ROWS, MAX_ROWS, STORE, tile, tile_1x4, tile_pair
+from core.runtime.kernels.microkernel import LINE_BYTES, MAX_PAIR_ROWS, MAX_ROWS, STORE, tile, tile_1x4, tile_pair
 from core.runtime.kernels.vector import best_of, silu_mul
 
 GRAIN = 4
@@ -47,16 +47,22 @@ def rows_of_chunk(k: int, size: int) -> int:
 
 
 @part
+def _share(panel_bytes: int, tiles: int) -> int:
+    """Bytes of a panel that each of so many tiles fetches, whole lines."""
+    return (panel_bytes // LINE_BYTES + tiles - 1) // tiles * LINE_BYTES
+
+
+@part
 def _run_pair(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, out: int, ldo: int, mode: int,
               ahead: int) -> None:  # fmt: skip
     """Two neighbouring panels of PAIRS for all rows; the two panels at `ahead` are fetched meanwhile."""
     row = 0
     tiles = (rows + MAX_PAIR_ROWS - 1) // MAX_PAIR_ROWS
-    step, share = PANEL_BYTES // tiles, panel_bytes // tiles
+    share = _share(panel_bytes, tiles)
     while row < rows:
         m = rows_of_tile(rows - row, MAX_PAIR_ROWS)
         source, target = x + row * ldx * PAIRS_BYTES, out + row * ldo * FLOAT_BYTES
-        tile_pair(fns, m - 1, source, ldx, w, panel_bytes, PANEL_BYTES, k, target, ldo, mode, ahead, step)
+        tile_pair(fns, m - 1, source, ldx, w, panel_bytes, PANEL_BYTES, k, target, ldo, mode, ahead, tiles)
         ahead += share
         row += m
 
@@ -68,7 +74,7 @@ def _run_panels(fns: int, size: int, x: int, ldx: int, rows: int, w: int, panel_
     if rows == 1:
         while count >= 4:
             ahead = w + 4 * panel_bytes if count > 4 else following
-            tile_1x4(fns, x, ldx, w, panel_bytes, PANEL_BYTES, k, out, ldo, mode, ahead, PANEL_BYTES)
+            tile_1x4(fns, x, ldx, w, panel_bytes, PANEL_BYTES, k, out, ldo, mode, ahead, 1)
             w += 4 * panel_bytes
             out += 4 * PANEL_BYTES
             count -= 4
@@ -83,13 +89,12 @@ def _run_panels(fns: int, size: int, x: int, ldx: int, rows: int, w: int, panel_
         row = 0
         ahead = w + (panel + 1) * panel_bytes if panel + 1 < count else following
         tiles = (rows + MAX_ROWS - 1) // MAX_ROWS
-        step = PANEL_BYTES // tiles
-        share = panel_bytes // tiles
+        share = _share(panel_bytes, tiles)
         while row < rows:
             m = rows_of_tile(rows - row, MAX_ROWS)
             target = out + panel * PANEL_BYTES + row * ldo * FLOAT_BYTES
             source = x + row * ldx * size
-            tile(fns, m - 1, source, ldx, w + panel * panel_bytes, 0, PANEL_BYTES, k, target, ldo, mode, ahead, step)
+            tile(fns, m - 1, source, ldx, w + panel * panel_bytes, 0, PANEL_BYTES, k, target, ldo, mode, ahead, tiles)
             ahead += share
             row += m
 

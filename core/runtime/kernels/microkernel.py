@@ -48,6 +48,7 @@ INT8_COVERED = 4
 """k of an int8 panel in one cache line."""
 
 SCALES_BYTES = 4 * LANES
+LINE_BYTES = 64
 
 STORE, ADD, CONTINUE = 0, 1, 2
 """What becomes of `out`: overwritten, added to after the sum, or the start of the sum."""
@@ -126,15 +127,39 @@ class _Tile:
         return phi
 
 
-def _packed(rows: int, panels: int, *, both: bool = False) -> Any:
-    """Body of a tile over packed panels; meanwhile as many panels at `ahead` are fetched, ahead_step bytes a load.
+def _fetch(e: Emitter, streams: list[Any], place: Any, left: Any, every: Any) -> tuple[Any, Any]:
+    """Once in `every` calls ask for the line at `place` of each stream; returns the next place and the calls left to it.
 
+    Every request for a line costs the tile time, also for one that is on its way already, so none is made twice.
+    """
+    b = e.b
+    here = b.block
+    due, go = (e.function.append_basic_block(n) for n in ("due", "go"))
+    fewer = e.add(left, -1)
+    b.cbranch(b.icmp_signed("==", left, e.const(0)), due, go)
+    b.position_at_end(due)
+    for distance in streams:
+        e.prefetch(e.add(place, distance))
+    further, again = e.add(place, LINE_BYTES), e.add(every, -1)
+    b.branch(go)
+    b.position_at_end(go)
+    places, counts = b.phi(I64), b.phi(I64)
+    for phi, plain, after in ((places, place, further), (counts, fewer, again)):
+        phi.add_incoming(plain, here)
+        phi.add_incoming(after, due)
+    return places, counts
+
+
+def _packed(rows: int, panels: int, *, both: bool = False) -> Any:
+    """Body of a tile over packed panels; meanwhile lines at `ahead` are fetched, one for each panel in every `every` loads.
+
+    A panel's load is a line, so a panel is fetched with every = 1, or with every = n by n tiles; 0 fetches nothing.
     both: the tile of two panels, for PAIRS only. No CONTINUE with int8.
     """
 
     def body(
         e: Emitter, element: str, x: Any, ldx: Any, w: Any, panel_bytes: Any, k_bytes: Any, k: Any, out: Any, ldo: Any, mode: Any,
-        ahead: Any, ahead_step: Any,
+        ahead: Any, every: Any,
     ) -> None:  # fmt: skip
         pairs = element in MULTIPLY_PAIRS
         if both and not pairs:
@@ -142,23 +167,24 @@ def _packed(rows: int, panels: int, *, both: bool = False) -> Any:
             return
         tile = _Tile(e, rows, panels, x, ldx, out, ldo, pairs=pairs)
         starts = [e.add(w, e.mul(panel_bytes, j)) for j in range(panels)]
+        streams = [e.mul(panel_bytes, j) for j in range(panels)]
         covered = {"f32": 1, "bf16": 2, PAIRS: 2}.get(element, INT8_COVERED)
         scales = [e.load(start) for start in starts] if covered == INT8_COVERED else []
         if scales:
             starts = [e.add(start, SCALES_BYTES) for start in starts]
 
-        def advance(index: Any, sums: list[Any]) -> list[Any]:
+        def advance(index: Any, state: list[Any]) -> list[Any]:
+            *sums, place, left = state
+            fetched = _fetch(e, streams, place, left, every)
             i = e.b.lshr(index, e.const(covered.bit_length() - 1))
-            next_line = e.add(ahead, e.mul(i, ahead_step))
-            for j in range(panels):
-                e.prefetch(e.add(next_line, e.mul(panel_bytes, j)))
             loaded = [_panel_weights(e, element, e.add(start, e.mul(i, k_bytes))) for start in starts]
             base = e.b.lshr(index, e.const(1)) if pairs else index
             for s in range(len(loaded[0])):
                 sums = tile.grow(sums, e.add(base, s), [w[s] for w in loaded])
-            return sums
+            return [*sums, *fetched]
 
-        sums = e.loop(k, covered, tile.start(mode), advance)
+        never = e.b.select(e.b.icmp_signed(">", every, e.const(0)), e.const(0), e.const(-1))
+        *sums, _, _ = e.loop(k, covered, [*tile.start(mode), ahead, never], advance)
         if scales:
             sums = [e.b.fmul(value, scales[cell % panels]) for cell, value in enumerate(sums)]
         tile.finish(sums, mode)
@@ -204,7 +230,7 @@ def _listed(rows: int, panels: int) -> Any:
 
 
 tile = family("tile", "a" * 11, "v", [_packed(rows, 1) for rows in range(1, MAX_ROWS + 1)])
-"""tile(table, rows - 1, x, ldx, w, panel_bytes, k_bytes, k, out, ldo, mode, ahead, ahead_step): one panel."""
+"""tile(table, rows - 1, x, ldx, w, panel_bytes, k_bytes, k, out, ldo, mode, ahead, every): one panel."""
 
 tile_pair = family("tile_pair", "a" * 11, "v", [_packed(rows, 2, both=True) for rows in range(1, MAX_PAIR_ROWS + 1)])
 """tile_pair(table, rows - 1, x, ldx, w, panel_bytes, ...): two panels that lie panel_bytes apart; PAIRS only."""

@@ -152,8 +152,8 @@ def _layer(fns: int, d: int, layer: int, thread: int, counters: int, after: int)
 
 
 @part
-def _logits(d: int, thread: int, counter: int) -> None:
-    """Final norm and head of the wanted tokens only, and the largest logit of each."""
+def _logits(d: int, thread: int, counter: int, after: int) -> None:
+    """Final norm and head of the wanted tokens only, and the largest logit of each; after: see `gemm`."""
     products, size = word(d, Word.PRODUCT_FUNCTIONS), word(d, Word.INPUT_BYTES)
     threads, hidden, count = word(d, Word.THREADS), word(d, Word.HIDDEN), word(d, Word.LOGITS_COUNT)
     for i in range(thread, count, threads):
@@ -163,13 +163,14 @@ def _logits(d: int, thread: int, counter: int) -> None:
     gemm(products, size, word(d, Word.NORMED), hidden, count, word(d, Word.HEAD), word(d, Word.HEAD_PANEL_BYTES), hidden,
          word(d, Word.HEAD_PANELS), word(d, Word.LOGITS), word(d, Word.LOGITS_STRIDE), STORE, counter, thread, threads,
          word(d, Word.BEST) + thread * word(d, Word.BEST_THREAD_BYTES), word(d, Word.VOCAB),
-         word(d, Word.HEAD))  # fmt: skip
+         after)  # fmt: skip
 
 
 def _run(d: int, thread: int) -> None:
     """The whole step on one thread of the team; d is the address of the description."""
     threads, control, counters = word(d, Word.THREADS), word(d, Word.CONTROL), word(d, Word.COUNTERS)
     fns, table, layers = word(d, Word.FUNCTIONS), word(d, Word.LAYER_TABLE), word(d, Word.LAYERS)
+    start = first_read(word(table, LayerWord.QKV), word(d, Word.QKV_PANEL_BYTES), thread, GRAIN)
     _embed(fns, d, thread)
     for index in range(layers):
         layer = table + index * 8 * LAYER_WORDS
@@ -177,12 +178,14 @@ def _run(d: int, thread: int) -> None:
         barrier(control, threads)
         if index + 1 < layers:
             after = first_read(word(layer + 8 * LAYER_WORDS, LayerWord.QKV), word(d, Word.QKV_PANEL_BYTES), thread, GRAIN)
-        else:
+        elif word(d, Word.LOGITS_COUNT) != 0:
             after = first_read(word(d, Word.HEAD), word(d, Word.HEAD_PANEL_BYTES), thread, GRAIN)
+        else:
+            after = start
         _layer(fns, d, layer, thread, counters, after)
         counters += COUNTERS_A_LAYER * COUNTER_BYTES
     if word(d, Word.LOGITS_COUNT) != 0:
-        _logits(d, thread, counters)
+        _logits(d, thread, counters, start)
 
 
 @cache
