@@ -37,8 +37,7 @@ def jobs() -> Iterator[SimulationJobs]:
 
 @pytest.fixture
 def live(jobs: SimulationJobs, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLive]:
-    monkeypatch.setattr(whatif_run, "jobs", lambda: jobs)
-    monkeypatch.setattr(whatif_run, "quick_jobs", lambda: jobs)
+    monkeypatch.setattr(whatif_run, "jobs", lambda first=False: jobs)
     monkeypatch.setattr(whatif_run, "MORE_S", 60.0)
     monkeypatch.setattr(whatif_run.wait, "__defaults__", (60.0,))
     fake = FakeLive(busy_run())

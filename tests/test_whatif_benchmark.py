@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import whatif_loads as loads
+from benchmarks import whatif_page
 from benchmarks.whatif_runs import CAPACITY_SHARES, LEAST_RUN_S, Allowance, Judged, over_repeats, simulation_speed
 from core.prediction import Pair
 
@@ -49,3 +50,24 @@ def test_a_long_simulated_run_is_stopped_and_says_so(capsys: pytest.CaptureFixtu
     assert "stopped after 0.5 s" in capsys.readouterr().out
     assert simulation_speed(20, 0) > 0
     assert "20 of 20 requests" in capsys.readouterr().out
+
+
+class PageThatNeverAnswers:
+    """What `measure` asks of a browser's page; no answer comes."""
+
+    def goto(self, address: str) -> None:
+        self.address = address
+
+    def wait_for_function(self, script: str, timeout: float) -> None:
+        raise whatif_page.TooLate(f"Timeout {timeout}ms exceeded.")
+
+    def evaluate(self, script: str) -> str:
+        return "Please wait..."
+
+
+def test_a_form_that_does_not_open_is_unanswered_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    scene = whatif_page.Scene("some form", "w_device=custom", {"w_peak": "1", "w_price": "2"})
+    opened_s, rows = whatif_page.measure(PageThatNeverAnswers(), "http://here", scene, set())
+    assert opened_s is None
+    assert [(key, first) for _, key, first, _, _ in rows] == [("w_peak", None), ("w_price", None)]
+    assert "some form: no whole answer within 60 s; the page says: 'Please wait...'" in capsys.readouterr().out

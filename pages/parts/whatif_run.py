@@ -51,17 +51,12 @@ _KEPT = 64
 _KNOWN, _CHECK = "whatif_known", "whatif_check"
 
 
-@lru_cache(maxsize=1)
-def jobs() -> SimulationJobs:
-    """The process that simulates, for all sessions of this server."""
-    made = SimulationJobs()
-    made.warm()
-    return made
+@lru_cache(maxsize=2)
+def jobs(first: bool = False) -> SimulationJobs:
+    """The process that simulates, for all sessions of this server; `first`: the one for first answers.
 
-
-@lru_cache(maxsize=1)
-def quick_jobs() -> SimulationJobs:
-    """A process for first answers only: a person waits for them, and the other one may be at a long run."""
+    They have one of their own because a person waits for them, and the other may be at a long run.
+    """
     made = SimulationJobs()
     made.warm()
     return made
@@ -89,7 +84,7 @@ def ask(what: WhatIf, max_time_s: float | None = None, warm_up_s: float = 0.0) -
 
 def ask_first(what: WhatIf) -> Future[Outcome]:
     """Simulate the first requests of a load at once, whatever else is being simulated."""
-    return _asked(key_of(what, "first"), lambda: quick_jobs().run(what))
+    return _asked(key_of(what, "first"), lambda: jobs(first=True).run(what))
 
 
 def ask_notch(what: WhatIf, goal: str, knob: str) -> Future[Sensitivity]:
@@ -198,7 +193,7 @@ def known(access: Access) -> Known:
 
 def opened(access: Access, key: str) -> Known | None:
     """What a page predicts from; None, and said on the page, while there is nothing."""
-    for made in (jobs(), quick_jobs()):
+    for made in (jobs(), jobs(first=True)):
         made.warm()  # the process may have ended since; it is there again when a knob is turned
     try:
         return known(access)
