@@ -11,11 +11,13 @@ import importlib
 import itertools
 import math
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+from urllib.parse import urlsplit
 
 import joblib
 import numpy as np
@@ -30,6 +32,7 @@ FIGURES = (
 )  # fmt: skip
 MAX_POINTS = 20_000
 NICE = 10
+KNOCK_S = 5.0
 
 
 class SearchMethod(StrEnum):
@@ -214,17 +217,33 @@ def _cluster(address: str) -> Iterator[None]:
     if kind not in ("dask", "ray") or not rest:
         raise ConfigError(f"cluster {address!r} is not understood; give dask:ADDRESS or ray:ADDRESS")
     try:
+        _knock(rest)
         leave = _join_dask(rest) if kind == "dask" else _join_ray(rest)
     except ImportError:
         package = "dask[distributed]" if kind == "dask" else "ray"
         raise ConfigError(f"a {kind} cluster needs the package {package}; install it beside this one") from None
-    except OSError as error:
+    except (OSError, ValueError, RuntimeError) as error:  # nothing there, no such address, or another version of the library
         raise ConfigError(f"the {kind} cluster at {rest} cannot be reached: {error}") from None
     try:
         with joblib.parallel_config(backend=kind):
             yield
     finally:
         leave()
+
+
+def _knock(address: str) -> None:
+    """See that something listens at HOST:PORT or SCHEME://HOST:PORT; Ray alone would try for minutes.
+
+    Raises:
+        OSError: if nothing does. Addresses of another form (Ray's "auto") are left to the cluster's own library.
+    """
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise OSError(str(error)) from None
+    if host and port:
+        socket.create_connection((host, port), timeout=KNOCK_S).close()
 
 
 def _join_dask(address: str) -> Callable[[], None]:

@@ -197,6 +197,7 @@ def test_a_model_that_does_not_fit_is_refused_with_its_sizes(live: FakeLive) -> 
 
 def test_a_pasted_config_json_is_read_or_refused_with_the_place(live: FakeLive) -> None:
     at = opened(w_model="config.json")
+    assert any("no config.json yet" in e.value.replace("\\", "") for e in at.error)
     area = next(t for t in at.text_area if t.key == "w_config_text")
     area.set_value('{"model_type": "llama",\n nonsense').run()
     assert any("is not JSON" in e.value and "line 2" in e.value for e in at.error)
@@ -204,6 +205,47 @@ def test_a_pasted_config_json_is_read_or_refused_with_the_place(live: FakeLive) 
     area = next(t for t in at.text_area if t.key == "w_config_text")
     area.set_value(json.dumps(MODELS["Qwen2.5 0.5B"].config)).run()
     assert any("0.494 G parameters" in c.value.replace("\\", "") for c in at.caption)
+
+
+def with_file(at: AppTest, name: str, text: str) -> AppTest:
+    at.file_uploader(key="w_trace_file").set_value([(name, text.encode(), "text/csv")]).run()
+    assert not at.exception, [e.value for e in at.exception]
+    return at
+
+
+def load_captions(at: AppTest) -> str:
+    return "\n".join(c.value.replace("\\", "") for c in at.caption)
+
+
+def errors(at: AppTest) -> str:
+    return "\n".join(e.value.replace("\\", "") for e in at.error)
+
+
+def test_a_file_of_lengths_alone_gets_arrivals_at_a_rate(live: FakeLive) -> None:
+    rows = "num_prefill_tokens,num_decode_tokens\n" + "\n".join(f"{30 + i},{5 + i % 7}" for i in range(40))
+    at = with_file(opened(w_source="a trace"), "lengths.csv", rows)
+    assert not at.error, [e.value for e in at.error]
+    assert "Poisson arrivals of 1.00 requests/s" in words(at)
+    at.number_input(key="w_trace_poisson").set_value(4.0).run()
+    assert "Poisson arrivals of 4.00 requests/s" in words(at)
+    view = at.session_state["whatif_drawn"]
+    assert view.base_what.trace.stats().rate_per_s == pytest.approx(4.0, rel=0.5)
+
+
+def test_a_map_of_columns_says_what_it_lacks_and_a_wrong_unit_is_told(live: FakeLive) -> None:
+    rows = "when,in_tok,out_tok\n" + "\n".join(f"{500 * i},{30 + i},9" for i in range(40))
+    at = with_file(opened(w_source="a trace"), "mine.csv", rows)
+    assert "name the columns" in errors(at)
+    at.toggle(key="w_trace_map").set_value(True).run()
+    assert "no column yet for: prompt tokens, output tokens" in errors(at)
+    at.selectbox(key="w_col_prompt_tokens").set_value("in_tok").run()
+    assert errors(at) == "no column yet for: output tokens"
+    at.selectbox(key="w_col_output_tokens").set_value("out_tok").run()
+    at.selectbox(key="w_col_time").set_value("when").run()
+    assert not at.error, [e.value for e in at.error]
+    assert "time in ms: inferred: only ms gives a plausible mean rate (2 requests/s" in load_captions(at)
+    at.selectbox(key="w_trace_unit").set_value("s").run()
+    assert "as stated; mean rate 0.002 requests/s, which is unusual: it would be 2 in ms" in load_captions(at)
 
 
 def test_applying_sends_scheduler_and_pool_at_once_and_a_scenario_reads_back(live: FakeLive) -> None:

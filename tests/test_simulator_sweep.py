@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import socket
+import time
 from pathlib import Path
 
 import numpy as np
@@ -213,6 +215,23 @@ def test_specs_that_make_no_sense() -> None:
     assert pickle.loads(pickle.dumps(BASE)).scheduler == BASE.scheduler
 
 
+@pytest.mark.parametrize("cluster", ["ray:127.0.0.1:{port}", "dask:tcp://127.0.0.1:{port}", "ray:127.0.0.1:x", "dask:tcp://[::1"])
+def test_a_cluster_that_is_not_there_is_said_at_once(cluster: str) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]  # bound, but nothing listens
+        began_s = time.monotonic()
+        with pytest.raises(ConfigError, match="cannot be reached"):
+            next(run_sweep(SweepSpec(BASE, AXES), cluster=cluster.format(port=port)))
+    assert time.monotonic() - began_s < 20
+
+
+def test_an_address_that_the_clusters_library_refuses_is_a_problem_of_the_settings() -> None:
+    pytest.importorskip("distributed", reason="dask[distributed] is not installed")
+    with pytest.raises(ConfigError, match="nonsense cannot be reached: missing port number"):
+        next(run_sweep(SweepSpec(BASE, AXES), cluster="dask:nonsense"))
+
+
 def not_here(*args: object, **kwargs: object) -> None:
     raise AssertionError("a point of a cluster's sweep ran in the process that asked for it")
 
@@ -221,7 +240,7 @@ def test_the_same_sweep_on_a_local_dask_cluster(monkeypatch: pytest.MonkeyPatch)
     distributed = pytest.importorskip("distributed", reason="dask[distributed] is not installed")
     spec = SweepSpec(BASE, AXES)
     alone = list(run_sweep(spec))
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster:
         monkeypatch.setattr(WhatIf, "run", not_here)
         assert list(run_sweep(spec, n_jobs=2, cluster=f"dask:{cluster.scheduler_address}")) == alone
         with pytest.raises(ValueError, match="No global client found"):

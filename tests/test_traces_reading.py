@@ -63,6 +63,12 @@ def test_lengths_without_times(shared_traces: Path) -> None:
     assert timed.arrival_s.tolist() == [0.0, 1.0, 2.0]
     with pytest.raises(TraceError, match="do not fit"):
         trace.with_arrivals(np.zeros(5001))
+    drawn = trace.with_poisson_arrivals(4.0)
+    assert drawn.stats().rate_per_s == pytest.approx(4.0, rel=0.05)
+    assert drawn.stats().cv == pytest.approx(1.0, abs=0.05)
+    assert drawn.arrival_s.tolist() == trace.with_poisson_arrivals(4.0).arrival_s.tolist()
+    with pytest.raises(TraceError, match="above 0"):
+        trace.with_poisson_arrivals(0.0)
 
 
 @pytest.mark.parametrize(("part", "share"), [("conversation_first1100", 0.21), ("synthetic_first1200", 0.19)])
@@ -108,7 +114,8 @@ def test_a_column_map_of_the_persons_own() -> None:
         data, columns=ColumnMap(time="when (ms)", prompt_tokens="In", output_tokens="Out", tenant="who"), time_unit="ms"
     )
     assert trace.arrival_s.tolist() == [0.0, 0.2505]
-    assert (trace.tenants, trace.report.time_note) == (("x", "y"), "as stated")
+    assert trace.tenants == ("x", "y")
+    assert trace.report.time_note.startswith("as stated; mean rate ")
     with pytest.raises(TraceError, match="no column outt; found: in, out, whenms, who"):
         read_trace(data, columns=ColumnMap(prompt_tokens="In", output_tokens="outt"))
     with pytest.raises(TraceError, match="time unit 'minutes'"):
@@ -201,6 +208,8 @@ def test_a_strange_rate_in_the_formats_own_unit_is_said() -> None:
     note = read_trace(rows.encode(), name="x.jsonl").report.time_note
     assert "unusual: it would be 0.333 in s" in note
     assert "unusual" not in read_trace(rows.encode(), name="x.jsonl", time_unit="s").report.time_note
+    stated = read_trace(rows.encode(), name="x.jsonl", time_unit="us").report.time_note
+    assert stated.startswith("as stated; mean rate 3.333e+05 requests/s, which is unusual: it would be 0.333 in s")
 
 
 def test_rows_out_of_order_are_sorted_with_their_blocks() -> None:

@@ -130,19 +130,19 @@ class TimeColumn:
         """
         if self.is_text:
             return "wall clock", "read as dates and times" + (", converted to UTC" if "zone" in self._kind else ", no zone")
-        if stated is not None:
-            if stated not in UNIT_SECONDS:
-                raise TraceError(f"time unit {stated!r} is not known; choose one of: {', '.join(UNIT_SECONDS)}")
-            return stated, "as stated"
-        epoch = self._epoch_unit()
-        if epoch is not None:
-            return epoch, f"inferred: {self.origin} is a Unix time in {epoch}"
+        if stated is not None and stated not in UNIT_SECONDS:
+            raise TraceError(f"time unit {stated!r} is not known; choose one of: {', '.join(UNIT_SECONDS)}")
         options = tuple(
             UnitOption(unit, span * each, (rows - 1) / (span * each) if span else float("inf"))
             for unit, each in UNIT_SECONDS.items()
         )
+        if stated is not None:
+            return stated, _rate_note("as stated", stated, options)
+        epoch = self._epoch_unit()
+        if epoch is not None:
+            return epoch, f"inferred: {self.origin} is a Unix time in {epoch}"
         if usual is not None:
-            return usual, _usual_note(usual, options)
+            return usual, _rate_note("the format's own unit", usual, options)
         fitting = _plausible(options)
         if len(fitting) == 1:
             found = fitting[0]
@@ -167,12 +167,14 @@ def _plausible(options: tuple[UnitOption, ...]) -> list[UnitOption]:
     return [o for o in options if low <= o.rate_per_s <= high]
 
 
-def _usual_note(usual: str, options: tuple[UnitOption, ...]) -> str:
-    """What the format's own unit makes of the column, and which unit would make more sense where that is a strange rate."""
-    option = next(o for o in options if o.unit == usual)
-    note = f"the format's own unit; mean rate {option.rate_per_s:.3g} requests/s"
+def _rate_note(why: str, unit: str, options: tuple[UnitOption, ...]) -> str:
+    """What a unit makes of the column, and which one would make more sense where that is a strange rate."""
+    option = next(o for o in options if o.unit == unit)
+    if not option.span_s:
+        return why
+    note = f"{why}; mean rate {option.rate_per_s:.4g} requests/s"
     fitting = _plausible(options)
-    if option in fitting or not fitting or not option.span_s:
+    if option in fitting or not fitting:
         return note
     others = ", ".join(f"{o.rate_per_s:.3g} in {o.unit}" for o in fitting)
-    return f"{note}, which is unusual: it would be {others}; state the unit if this file was written in another"
+    return f"{note}, which is unusual: it would be {others}; choose another unit if this file was written in one"

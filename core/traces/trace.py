@@ -183,6 +183,13 @@ class Trace:
         times = np.sort(np.asarray(times_s, dtype=np.float64))
         return replace(self.head(len(times)), arrival_s=times - times[0])
 
+    def with_poisson_arrivals(self, rate_per_s: float, seed: int = 0) -> Trace:
+        """The same rows at times drawn by a Poisson process, for a file of lengths alone; same seed, same times."""
+        if not rate_per_s > 0:
+            raise TraceError(f"the rate is {rate_per_s!r} requests/s; give a number above 0")
+        gaps = np.random.default_rng(seed).exponential(1.0 / rate_per_s, len(self))
+        return self.with_arrivals(np.cumsum(gaps))
+
     def length_specs(self) -> tuple[LengthSpec, LengthSpec]:
         """Prompt and output lengths as empirical distributions for a synthetic load."""
         step = -(-len(self) // MAX_VALUES)

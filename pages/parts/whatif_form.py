@@ -12,7 +12,7 @@ import streamlit as st
 
 from core.config import OFF, OFF_KNOBS
 from core.devices import DEVICES, DeviceSpec, custom_device
-from core.errors import BatchscopeError
+from core.errors import BatchscopeError, ConfigError
 from core.model_spec import ModelSpec
 from core.models_catalog import MODELS, spec_from_config_json
 from core.roofline import ATTAINABLE
@@ -125,6 +125,8 @@ def _model(live: ModelSpec, live_label: str) -> ModelSpec:
     upload = st.file_uploader("config.json", type="json", key="w_config_file", max_upload_size=1)
     pasted = st.text_area("or paste it", key="w_config_text", height=120, placeholder='{"model_type": "llama", ...}')
     text = upload.getvalue().decode("utf-8", "replace") if upload is not None else pasted
+    if not (text or "").strip():
+        raise ConfigError("no config.json yet; upload the file of a model, or paste its text")
     spec = spec_from_config_json(text or "", upload.name if upload is not None else "the pasted config.json")
     st.caption(
         frame.plain(f"{spec.num_parameters / 1e9:.4g} G parameters, {spec.kv_bytes_per_token('bfloat16'):,.0f} B of KV a token.")

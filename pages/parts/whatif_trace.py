@@ -106,8 +106,15 @@ def clients(live: WhatIf, count: int) -> Rows:
 # -- files --------------------------------------------------------------------------------------------------------
 
 
+_NEEDED = {"prompt_tokens": "prompt tokens", "output_tokens": "output tokens"}
+
+
 def _columns(data: bytes, name: str) -> ColumnMap | None:
-    """The person's own map of columns, where they want one."""
+    """The person's own map of columns, where they want one.
+
+    Raises:
+        ConfigError: while a length has no column.
+    """
     if not st.toggle("Name the columns", key="w_trace_map"):
         return None
     names = ["", *column_names(data, name)]
@@ -119,6 +126,9 @@ def _columns(data: bytes, name: str) -> ColumnMap | None:
         ("tenant", "Tenant"),
     ):
         parts[part] = st.selectbox(label, names, key=f"w_col_{part}") or None
+    missing = [label for part, label in _NEEDED.items() if parts[part] is None]
+    if missing:
+        raise ConfigError(f"no column yet for: {', '.join(missing)}")
     return ColumnMap(**parts)
 
 
@@ -151,6 +161,12 @@ def from_file(live: WhatIf, count: int) -> Rows:
             st.caption(frame.plain(line))
     whole = len(trace)
     trace = trace.head(count)
+    words = f"the first {len(trace)} of {whole} rows of {upload.name}"
     if trace.arrival_s is None:
-        raise ConfigError(f"{upload.name} has no arrival times; its lengths can be used once an arrival column is named")
-    return _factors(live, trace, f"the first {len(trace)} of {whole} rows of {upload.name}")
+        rate = field(
+            "w_trace_poisson", "No arrival times: requests per second", 1.0, min_value=0.001,
+            help="The file has lengths only; arrivals are drawn by a Poisson process of this mean rate.",
+        )  # fmt: skip
+        trace = trace.with_poisson_arrivals(rate)
+        words += f", Poisson arrivals of {formats.figures(rate)} requests/s"
+    return _factors(live, trace, words)
