@@ -6,7 +6,7 @@ BATCHSCOPE_EXECUTOR       worker (default), inprocess or simulated
 BATCHSCOPE_CLOCK          wall (default) or step (time counted in steps: repeatable pictures)
 BATCHSCOPE_SEED           seed of weights, sampling and load
 BATCHSCOPE_RATE           requests a second of the first load; 0 starts idle
-BATCHSCOPE_USERS          users of a closed loop as the first load, where no rate is given
+BATCHSCOPE_USERS          users of a closed loop as the first load, where no rate is given; five for four seats by default
 BATCHSCOPE_THINK_S        seconds that each of them waits between an answer and its next request
 BATCHSCOPE_HISTORY_STEPS  steps kept for pages, bundles and replays (20,000); more take more memory
 BATCHSCOPE_PAUSED         1 starts paused
@@ -15,8 +15,10 @@ BATCHSCOPE_CONTROL_TOKEN  taking control needs it
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from core.config import CacheConfig, EngineConfig, SchedulerConfig
@@ -24,13 +26,21 @@ from core.control import Lease
 from core.engine import Engine
 from core.errors import ConfigError
 from core.factory import create_engine
+from core.lengths import LengthSpec
 from core.live import LiveEngine
 from core.load_spec import ArrivalProcess, LoadSpec, TenantShare
 from core.run_record import RunRecorder
 from core.snapshot import RooflineCeilings
 
-FIRST_USERS = 16
-FIRST_THINK_S = 2.0
+FIRST_USERS_PER_SEAT = 1.25
+FIRST_THINK_S = 0.0
+"""More users than seats, who ask again at once: the batch is full and some wait, however slow or fast the machine is."""
+
+FIRST_BLOCKS_PER_SEAT = 18
+FIRST_PROMPTS = LengthSpec.lognormal(144, 0.6, 16, 768)
+FIRST_OUTPUTS = LengthSpec.lognormal(96, 0.6, 8, 384)
+"""Full seats then hold three to four quarters of the blocks, so that memory binds now and then and a preemption is seen."""
+
 FIRST_TENANTS = (TenantShare("chat", 3.0), TenantShare("code", 2.0), TenantShare("batch", 1.0))
 """Three tenants from the start, so that shares, fairness and latencies by tenant have something to show."""
 
@@ -64,6 +74,7 @@ def measure_again(engine: Engine) -> RooflineCeilings | None:
 
 def config_from_environment(environment: Mapping[str, str]) -> EngineConfig:
     """The first configuration (ConfigError for a value that makes no sense)."""
+    scheduler = SchedulerConfig()
     return EngineConfig(
         model=environment.get("BATCHSCOPE_MODEL") or "smollm2",
         dtype=environment.get("BATCHSCOPE_DTYPE") or "bfloat16",
@@ -71,25 +82,31 @@ def config_from_environment(environment: Mapping[str, str]) -> EngineConfig:
         clock=environment.get("BATCHSCOPE_CLOCK") or "wall",
         seed=int(_number(environment, "BATCHSCOPE_SEED", 0)),
         history_steps=int(_number(environment, "BATCHSCOPE_HISTORY_STEPS", _KEEP_STEPS)),
-        scheduler=SchedulerConfig(),
-        cache=CacheConfig(),
+        scheduler=scheduler,
+        cache=CacheConfig(num_blocks=FIRST_BLOCKS_PER_SEAT * scheduler.max_num_seqs),
     )
 
 
-def load_from_environment(environment: Mapping[str, str]) -> LoadSpec | None:
-    """The first load, None if the rate is 0 (ConfigError for a value that makes no sense)."""
+def load_from_environment(environment: Mapping[str, str], seats: int) -> LoadSpec | None:
+    """The first load, None if the rate is 0 (ConfigError for a value that makes no sense).
+
+    Args:
+        seats: of the batch that the load is for.
+    """
     seed = int(_number(environment, "BATCHSCOPE_SEED", 0))
+    first = LoadSpec(prompt_tokens=FIRST_PROMPTS, output_tokens=FIRST_OUTPUTS, tenants=FIRST_TENANTS, seed=seed)
     if not environment.get("BATCHSCOPE_RATE"):
-        users = int(_number(environment, "BATCHSCOPE_USERS", FIRST_USERS))
+        users = int(_number(environment, "BATCHSCOPE_USERS", math.ceil(FIRST_USERS_PER_SEAT * seats)))
         think_s = _number(environment, "BATCHSCOPE_THINK_S", FIRST_THINK_S)
-        return LoadSpec(process=ArrivalProcess.CLOSED_LOOP, users=users, think_time_s=think_s, tenants=FIRST_TENANTS, seed=seed)
+        return replace(first, process=ArrivalProcess.CLOSED_LOOP, users=users, think_time_s=think_s)
     rate = _number(environment, "BATCHSCOPE_RATE", 0)
-    return LoadSpec(rate_per_s=rate, tenants=FIRST_TENANTS, seed=seed) if rate else None
+    return replace(first, rate_per_s=rate) if rate else None
 
 
 def live_from_environment(config: EngineConfig | None, options: Mapping[str, Any]) -> LiveEngine:
     """A live engine that is not launched yet; what is given goes before the environment."""
     environment = os.environ
+    config = config or config_from_environment(environment)
     settings: dict[str, Any] = {
         "engine_factory": build_engine,
         "probe": measure_ceilings,
@@ -99,8 +116,8 @@ def live_from_environment(config: EngineConfig | None, options: Mapping[str, Any
         **options,
     }
     if "load" not in settings:
-        settings["load"] = load_from_environment(environment)
-    return LiveEngine(config or config_from_environment(environment), **settings)
+        settings["load"] = load_from_environment(environment, config.scheduler.max_num_seqs)
+    return LiveEngine(config, **settings)
 
 
 def _number(environment: Mapping[str, str], name: str, default: float) -> float:

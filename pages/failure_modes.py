@@ -9,7 +9,7 @@ import streamlit as st
 
 from core.charts import before_after, formats
 from core.comparison import Comparison, ComparisonState, RunResult
-from core.detectors import DETECTORS, LIMIT_REASONS, Verdict, judge
+from core.detectors import DETECTORS, LIMIT_REASONS, Verdict, amount, judge
 from core.errors import BatchscopeError
 from core.failure_modes import FAILURE_MODES, FailureMode, failure_mode
 from core.records import StepRecord
@@ -64,9 +64,9 @@ def figures_table(before: RunSummary, after: RunSummary | None) -> pd.DataFrame:
 
 
 def limit_words(verdict: Verdict) -> str:
-    """ "0.3" for a share, "5 times", "48 steps"."""
+    """ "30 %" for a share, "5 times", "48 steps": as the sentences of the detectors say it."""
     unit = {"share": "", "x": " times"}.get(verdict.unit, f" {verdict.unit}")
-    return f"{formats.figures(verdict.limit)}{unit}"
+    return f"{amount(verdict.limit, verdict.unit)}{unit}"
 
 
 def _verdict(verdict: Verdict) -> str:

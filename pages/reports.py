@@ -151,6 +151,7 @@ def _repeat() -> None:
 
 def _bundles() -> None:
     """Open a bundle; outside the fragment that ticks, so that an upload is not disturbed."""
+    st.space("small")
     frame.figure_head(
         "Open a run",
         "replayed",

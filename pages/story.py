@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -101,7 +101,7 @@ def _blocks(story: Story, now_s: float, kind: str) -> None:
     frame.chart(data, figure.blocks_spec(frame.theme()), key="story_blocks", alt="Blocks held by one request over time")
 
 
-def _column(width: Literal["small", "large"]) -> Any:
+def _column(width: int) -> Any:
     return st.column_config.Column(width=width)
 
 
@@ -114,7 +114,7 @@ def _events(story: Story) -> None:
         {"step": e.step, "after": formats.seconds(e.time_s - origin), "event": e.kind.replace("_", " "), "detail": e.detail}
         for e in story.events
     ]
-    widths = {"step": _column("small"), "after": _column("small"), "event": _column("small"), "detail": _column("large")}
+    widths = {"step": _column(70), "after": _column(80), "event": _column(100), "detail": _column(860)}
     st.dataframe(pd.DataFrame(rows), hide_index=True, height=320, key="story_events", column_config=widths)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +14,15 @@ from live_cases import ME, PATIENCE_S, SHORT, live_engine, ready
 
 from core.clock import VirtualClock
 from core.commands import Command, CommandQueue, CommandResult, Outcome, Pending
+from core.config import replace_knobs
 from core.control import LOCAL, AuditEntry, AuditLog, Lease, LiveLimits
+from core.devices import DEVICES
 from core.ending import close_others
 from core.errors import ConfigError, ControlRefused
 from core.live_defaults import config_from_environment, load_from_environment
+from core.model_spec import SMOLLM2_135M
 from core.sim_jobs import SimulationJobs
+from core.whatif import WhatIf
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -163,13 +169,29 @@ def test_the_environment_says_what_the_dashboard_starts_with():
     given = {"BATCHSCOPE_MODEL": "tiny", "BATCHSCOPE_DTYPE": "float32", "BATCHSCOPE_CLOCK": "step", "BATCHSCOPE_SEED": "7"}
     config = config_from_environment(given)
     assert (config.model, config.dtype, config.clock, config.seed) == ("tiny", "float32", "step", 7)
-    assert load_from_environment({"BATCHSCOPE_RATE": "0"}) is None
-    assert load_from_environment({"BATCHSCOPE_RATE": "2.5", "BATCHSCOPE_SEED": "3"}).rate_per_s == 2.5
-    assert load_from_environment({}).seed == 0
+    assert load_from_environment({"BATCHSCOPE_RATE": "0"}, 32) is None
+    assert load_from_environment({"BATCHSCOPE_RATE": "2.5", "BATCHSCOPE_SEED": "3"}, 32).rate_per_s == 2.5
+    assert load_from_environment({}, 32).seed == 0
     with pytest.raises(ConfigError, match="BATCHSCOPE_RATE is 'fast'"):
-        load_from_environment({"BATCHSCOPE_RATE": "fast"})
+        load_from_environment({"BATCHSCOPE_RATE": "fast"}, 32)
     with pytest.raises(ConfigError, match="dtype is 'int3'"):
         config_from_environment({"BATCHSCOPE_DTYPE": "int3"})
+
+
+@pytest.mark.parametrize("pace", [0.01, 1.0, 10.0])
+def test_the_first_load_fills_seats_and_blocks_on_slow_and_fast_machines(pace):
+    first, device = config_from_environment({}), DEVICES["L4"]
+    load = load_from_environment({}, first.scheduler.max_num_seqs)
+    machine = dataclasses.replace(device, peak_flops=device.peak_flops * pace, memory_bandwidth=device.memory_bandwidth * pace)
+    found = WhatIf(
+        SMOLLM2_135M, machine, first.scheduler, load=replace_knobs(load, num_requests=400), num_blocks=first.cache.num_blocks
+    ).run()
+    steady = [point for point in found.series if 0.2 < point.time_s / found.duration_s < 0.7]
+    assert all(point.waiting > 0 for point in steady)
+    assert statistics.fmean(point.running for point in steady) > 0.85 * first.scheduler.max_num_seqs
+    assert 0.7 < statistics.fmean(point.kv_usage for point in steady) < 0.97
+    assert 0 < found.preemptions < 0.5 * found.finished
+    assert {name for name, share in found.bound_shares if share > 0.02} >= {"seats", "KV memory"}
 
 
 def test_viewers_read_everything():

@@ -69,6 +69,13 @@ def test_the_page_draws_without_an_error(page: str, live: FakeLive) -> None:
     assert not test.exception, [e.value for e in test.exception]
 
 
+def test_a_limit_is_said_as_its_detector_says_it(live: FakeLive) -> None:
+    test = AppTest.from_file(str(ROOT / "pages" / "failure_modes.py"), default_timeout=30).run()
+    words = "".join(h.body for h in test.get("html"))
+    assert "Found above a limit of 30 %" in words
+    assert "(limit 30 %)" in words
+
+
 def test_phases_cover_a_life_without_gap_or_overlap() -> None:
     spans = story_figure.phases(STORY, now_s=99.0)
     assert spans == [

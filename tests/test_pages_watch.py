@@ -2,6 +2,7 @@
 
 import json
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -301,3 +302,16 @@ def home_sentences(run):
 
 def test_local_code_needs_no_lease(live):
     assert live.pause(session_id=LOCAL).accepted
+
+
+def test_data_of_an_element_are_packed_only_where_that_is_worth_it():
+    rows = request_sets.payload(FakeRun().snapshot(), None)
+    plain = json.dumps(rows, separators=(",", ":")).encode()
+    sent = element.packed(rows)
+    assert json.loads(zlib.decompress(sent)) == json.loads(plain)
+    assert len(sent) < 0.6 * len(plain)
+    for short in ({"at": 3}, [1, 2]):
+        assert json.loads(element.packed(short)) == short
+    zlib_begins = 0x78
+    assert sent[0] == zlib_begins
+    assert "ZLIB = 0x78" in (element.ASSETS / "shared.js").read_text("utf-8"), "what the browser tells the two apart by"

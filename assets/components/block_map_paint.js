@@ -78,7 +78,7 @@ function layOut(n, width, phone) {
   while (!phone && n / cols > 96 && room / (cols * 2) >= 5) cols *= 2;
   const rows = Math.max(1, Math.ceil(n / cols));
   const w = Math.min(room / cols, 30);
-  const tallest = phone ? w : Math.min(448 / rows, 1.7 * w, 28);
+  const tallest = phone ? w : Math.min(448 / rows, (rows > 10 ? 1.7 : 2.8) * w, 28);
   const h = Math.max(6, Math.floor(tallest));
   return { n, cols, rows, gutter, w, h, width: gutter + cols * w + EDGE, height: rows * h + EDGE };
 }

@@ -19,6 +19,23 @@ function register(name, sheet, draw) {
   delete scope.early[name];
 }
 
+// JSON as bytes, compressed or (it begins with a bracket) not: an element's data as its program wants them. Unpacking takes a
+// moment, in which newer data may overtake; what is older than what is shown is dropped.
+const ZLIB = 0x78;
+function unpacking(draw) {
+  return (component, root) => {
+    const bytes = component.data, order = (root.received = (root.received ?? 0) + 1);
+    const show = (data) => {
+      if (order < (root.shown ?? 0)) return;
+      root.shown = order;
+      draw({ ...component, data }, root);
+    };
+    if (!bytes) draw(component, root);
+    else if (bytes[0] !== ZLIB) show(JSON.parse(new TextDecoder().decode(bytes)));
+    else new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json().then(show);
+  };
+}
+
 function make(tag, className, text) {
   const node = document.createElement(tag);
   if (className) node.className = className;

@@ -7,18 +7,19 @@ A Components v2 element carries its JavaScript in every message. So the programs
 themselves under their names; what ticks is a bridge that hands each new data to the program. Programs write
 text with textContent only, so no text of a user or of a model is ever read as HTML.
 
-Data go as bytes of JSON: of plain data Streamlit would write the JSON, read it again and write it sorted at every tick.
+Data go as bytes of JSON, compressed where that is worth it: of plain data Streamlit would write the JSON, read it again
+and write it sorted at every tick.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import streamlit as st
 
@@ -27,12 +28,14 @@ SHARED_SCRIPTS = ("shared.js", "keys.js")
 _registered: dict[str, LiveElement] = {}
 
 _BRIDGE = (
-    "export default c=>{const a=globalThis.batchscope??={draw:{},early:{}},d=%(data)s;\n"
-    "a.draw.%(name)s?a.draw.%(name)s(d):(a.early.%(name)s??=new Map).set(c.parentElement,d);"
+    "export default c=>{const a=globalThis.batchscope??={draw:{},early:{}};\n"
+    "a.draw.%(name)s?a.draw.%(name)s(c):(a.early.%(name)s??=new Map).set(c.parentElement,c);"
     "return()=>a.early.%(name)s?.delete(c.parentElement)}"
 )
 """Short, because it travels with every message of every element; its two lines tell Streamlit that it is no file's name."""
-_UNPACKED = "c.data?{...c,data:JSON.parse(new TextDecoder().decode(c.data))}:c"
+
+SMALL_BYTES = 400
+"""Data shorter than this travel as they are: packing would gain little, and the browser unpacks in its own time."""
 
 
 class LiveElement:
@@ -49,8 +52,7 @@ class LiveElement:
             raise ValueError(f"element name {name!r} must be an identifier")
         self.name = name
         self._is_raw = is_raw
-        bridge = _BRIDGE % {"name": name, "data": "c" if is_raw else _UNPACKED}
-        self._mount = st.components.v2.component(f"batchscope_{name}", js=bridge)
+        self._mount = st.components.v2.component(f"batchscope_{name}", js=_BRIDGE % {"name": name})
         _registered[name] = self
 
     def program(self) -> str:
@@ -61,12 +63,17 @@ class LiveElement:
         """
         script = squeeze((ASSETS / f"{self.name}.js").read_text("utf-8"))
         sheet = json.dumps(squeeze((ASSETS / f"{self.name}.css").read_text("utf-8")))
-        return f"register({json.dumps(self.name)}, {sheet}, (() => {{\n{script}\nreturn draw_{self.name};\n}})());"
+        return f"register({json.dumps(self.name)}, {sheet}, (() => {{\n{script}\nreturn unpacking(draw_{self.name});\n}})());"
 
     def draw(self, data: Any, *, key: str, height: int | str = "content", **callbacks: Callable[[], None]) -> Any:
         """Show `data` (JSON-serialisable, or bytes if raw). `on_<event>_change` callbacks run for the program's triggers."""
-        packed = data if self._is_raw else json.dumps(data, separators=(",", ":")).encode()
-        return self._mount(key=key, data=packed, height=height, **callbacks)
+        return self._mount(key=key, data=data if self._is_raw else packed(data), height=height, **callbacks)
+
+
+def packed(data: Any) -> bytes:
+    """JSON as bytes, compressed (zlib) unless it is short; assets/components/shared.js reads either."""
+    text = json.dumps(data, separators=(",", ":")).encode()
+    return text if len(text) < SMALL_BYTES else zlib.compress(text, 3)
 
 
 def squeeze(source: str) -> str:
@@ -80,7 +87,7 @@ def _all_programs(names: tuple[str, ...]) -> Callable[..., Any]:
     """One component with the programs of these elements, named by its text: an edited file is another component."""
     shared = [squeeze((ASSETS / name).read_text("utf-8")) for name in SHARED_SCRIPTS]
     script = "\n".join([*shared, *(_registered[name].program() for name in names), "export default () => {};"])
-    mount: Callable[..., Any] = st.components.v2.component(f"batchscope_programs_{crc32(script.encode()):08x}", js=script)
+    mount: Callable[..., Any] = st.components.v2.component(f"batchscope_programs_{zlib.crc32(script.encode()):08x}", js=script)
     return mount
 
 
