@@ -100,7 +100,7 @@ STOPS: tuple[Stop, ...] = (
         "The batch at its ceiling",
         "Seats are plenty, but the KV pool is small: the batch is as large as memory lets it be. When it overflows, the youngest"
         " request gives its blocks back and is computed again later.",
-        "KV use near 100 %, bound by KV memory, orange gaps where requests were preempted.",
+        "KV use near 100 %, bound by KV memory, hollow bars where requests were preempted.",
         _users(64, LengthSpec.fixed(128), LengthSpec.fixed(128)),
         {"max_num_seqs": 64},
         {"num_blocks": 256},

@@ -33,7 +33,7 @@ def shares_spec(theme: Theme) -> dict[str, Any]:
         "field": "share",
         "type": "quantitative",
         "title": "share of the tokens",
-        "axis": {"format": "%"},
+        "axis": {"format": "%", "tickCount": 5},
         "scale": {"domain": [0, 1]},
     }
     tooltip = [

@@ -94,10 +94,10 @@ def figure_head(title: str, aside: str = "", *, how: str = "", on_screen: str = 
         title: what the figure answers.
         aside: `span_of(history)` or another range with the word measured, predicted or replayed.
         how: one line that says how to read it; a saved figure says it as well.
-        on_screen: what else can be done with it here.
+        on_screen: what else a pointer can do with it here; not said where there is none.
     """
-    words = " ".join(part for part in (how, on_screen) if part)
-    read = f"<p>{html.escape(words)}</p>" if words else ""
+    words = " ".join([*([html.escape(how)] if how else []), *([f"<i>{html.escape(on_screen)}</i>"] if on_screen else [])])
+    read = f"<p>{words}</p>" if words else ""
     st.session_state[_HEAD] = (title, aside, how)
     st.html(f'<div class="bs-figure"><div><h2>{html.escape(title)}</h2><span>{html.escape(aside)}</span></div>{read}</div>')
 

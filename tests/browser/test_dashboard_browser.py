@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
+from core.outputs import BoundBy
 from tests.browser.conftest import PICTURES, ROOT, free_port, status_bar, step_number
 from tests.browser.test_block_canvas_browser import _wait_for, canvas_of
 
@@ -305,6 +306,10 @@ def test_on_a_phone_the_status_bar_shows_what_binds_in_full(browser: Browser, pl
         assert box["x"] >= 0, key
         assert box["x"] + box["width"] <= 390, key
         assert cell.evaluate("cell => cell.scrollWidth <= cell.clientWidth + 1"), f"{key} is cut off"
+    bound = page.get_by_label("Engine status").locator(".value.bound")
+    write = "(cell, words) => { cell.querySelector('.figure').textContent = words; return cell.scrollWidth - cell.clientWidth; }"
+    for words in BoundBy:
+        assert bound.evaluate(write, words.value) <= 1, f"{words.value} is cut off"
     page.context.close()
 
 
