@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -91,8 +92,17 @@ def test_phases_cover_a_life_without_gap_or_overlap() -> None:
 def test_every_token_is_a_tick_and_time_starts_at_arrival() -> None:
     frame = story_figure.story_frame(STORY, now_s=99.0)
     assert frame[frame.row == "token"].from_s.tolist() == [2.0, 2.5, 6.0, 7.0]
+    assert frame[frame.row == "token"].token.tolist() == [1, 2, 3, 4]
     assert len(frame[frame.row == "chunk"]) == 2
     assert frame.from_s.min() == 0.0
+
+
+def test_a_token_of_a_story_takes_few_bytes_of_a_tick() -> None:
+    def size(tokens: int) -> int:
+        long = dataclasses.replace(STORY, token_times_s=tuple(3.0 + 0.01 * k for k in range(tokens)))
+        return sum(column.nbytes for column in pa.Table.from_pandas(story_figure.story_frame(long, 99.0), preserve_index=False))
+
+    assert (size(1000) - size(500)) / 500 < 26
 
 
 def test_every_block_is_a_bar_from_the_step_that_took_it_to_the_one_that_gave_it_back() -> None:

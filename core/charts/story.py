@@ -24,6 +24,7 @@ from core.story import Story
 PHASES = ("queue", "prefill", "decode", "preempted")
 MARKS = {"submitted", "admitted", "first_token", "preempted", "resumed", "finished", "cancelled", "refused", "priority"}
 MAX_TICKS = 1200
+_NARROW = {"row": "category", "phase": "category", "from_s": "float32", "to_s": "float32", "token": "int32"}
 _AFTER = {"submitted": "queue", "admitted": "prefill", "resumed": "prefill", "first_token": "decode", "preempted": "preempted"}
 _ENDS = ("finished", "cancelled", "refused")
 
@@ -53,19 +54,22 @@ def phases(story: Story, now_s: float) -> list[tuple[str, float, float]]:
 
 
 def story_frame(story: Story, now_s: float) -> pd.DataFrame:
-    """Rows of three kinds (column `row`): span, token, mark; times in seconds since the request's arrival."""
+    """Rows of four kinds (column `row`): span, token, chunk, mark; times in seconds since the request's arrival.
+
+    `token` is the number of an output token, 0 for the other rows. Columns are narrow: a row a token travels at every tick.
+    """
     origin = story.events[0].time_s if story.events else 0.0
-    rows: list[tuple[Any, ...]] = [("span", p, a - origin, b - origin, "", "") for p, a, b in phases(story, now_s)]
+    rows: list[tuple[Any, ...]] = [("span", p, a - origin, b - origin, 0, "", "") for p, a, b in phases(story, now_s)]
     stride = max(len(story.token_times_s) // MAX_TICKS, 1)
     for i, time_s in enumerate(story.token_times_s[::stride]):
-        rows.append(("token", "decode", time_s - origin, None, f"output token {i * stride + 1}", ""))
+        rows.append(("token", "decode", time_s - origin, None, i * stride + 1, "", ""))
     for e in story.events:
         what = f"{e.kind.replace('_', ' ')}, step {e.step}"
         if e.kind == "chunk":
-            rows.append(("chunk", "prefill", e.time_s - origin, None, what, e.detail))
+            rows.append(("chunk", "prefill", e.time_s - origin, None, 0, what, e.detail))
         elif e.kind in MARKS:
-            rows.append(("mark", "", e.time_s - origin, None, what, e.detail))
-    return pd.DataFrame(rows, columns=["row", "phase", "from_s", "to_s", "what", "detail"])
+            rows.append(("mark", "", e.time_s - origin, None, 0, what, e.detail))
+    return pd.DataFrame(rows, columns=["row", "phase", "from_s", "to_s", "token", "what", "detail"]).astype(_NARROW)
 
 
 def held_blocks(story: Story, now_s: float) -> list[tuple[int, int, float, float]]:
@@ -84,13 +88,11 @@ def held_blocks(story: Story, now_s: float) -> list[tuple[int, int, float, float
 
 
 def blocks_frame(story: Story, now_s: float) -> pd.DataFrame:
-    """One row a block and stay: place, block, from_s and to_s in seconds since the request's arrival, what in words."""
+    """One row a block and stay: place and the one below, block, from_s and to_s in seconds since the request's arrival."""
     origin = story.events[0].time_s if story.events else 0.0
-    rows = [
-        (place, place + 1, block, a - origin, b - origin, f"block {block}, place {place} of the table")
-        for place, block, a, b in held_blocks(story, now_s)
-    ]
-    return pd.DataFrame(rows, columns=["place", "below", "block", "from_s", "to_s", "what"])
+    rows = [(place, place + 1, block, a - origin, b - origin) for place, block, a, b in held_blocks(story, now_s)]
+    frame = pd.DataFrame(rows, columns=["place", "below", "block", "from_s", "to_s"])
+    return frame.astype({"place": "int32", "below": "int32", "block": "int32", "from_s": "float32", "to_s": "float32"})
 
 
 _LEFT_PX = 38
@@ -124,7 +126,8 @@ def blocks_spec(theme: Theme) -> dict[str, Any]:
             "y2": {"field": "below"},
             "color": {"value": theme.decode},
             "tooltip": [
-                {"field": "what", "type": "nominal"},
+                {"field": "block", "type": "quantitative"},
+                {"field": "place", "type": "quantitative", "title": "place in the table"},
                 {"field": "from_s", "type": "quantitative", "format": ".3f", "title": "taken at (s)"},
                 {"field": "to_s", "type": "quantitative", "format": ".3f", "title": "given back at (s)"},
             ],
@@ -182,7 +185,10 @@ def story_spec(theme: Theme) -> dict[str, Any]:
 def _ticks(row: str, y: dict[str, str], size: int, thickness: float, colour: str) -> dict[str, Any]:
     test = f"datum.row === '{row}'"
     return {
-        "transform": style.seldom(test, "from_s"),
+        "transform": [
+            *style.seldom(test, "from_s"),
+            {"calculate": "datum.token ? 'output token ' + datum.token : datum.what", "as": "what"},
+        ],
         "mark": {"type": "tick", "y": y, "thickness": thickness, "color": colour, "clip": True, "opacity": 1},
         "encoding": {"size": style.seldom_size(test, size)},
     }
