@@ -102,7 +102,7 @@ def test_a_token_of_a_story_takes_few_bytes_of_a_tick() -> None:
         long = dataclasses.replace(STORY, token_times_s=tuple(3.0 + 0.01 * k for k in range(tokens)))
         return sum(column.nbytes for column in pa.Table.from_pandas(story_figure.story_frame(long, 99.0), preserve_index=False))
 
-    assert (size(1000) - size(500)) / 500 < 26
+    assert (size(1000) - size(500)) / 500 < 20
 
 
 def test_every_block_is_a_bar_from_the_step_that_took_it_to_the_one_that_gave_it_back() -> None:

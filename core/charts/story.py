@@ -24,7 +24,8 @@ from core.story import Story
 PHASES = ("queue", "prefill", "decode", "preempted")
 MARKS = {"submitted", "admitted", "first_token", "preempted", "resumed", "finished", "cancelled", "refused", "priority"}
 MAX_TICKS = 1200
-_NARROW = {"row": "category", "phase": "category", "from_s": "float32", "to_s": "float32", "token": "int32"}
+_WORDS = dict.fromkeys(("row", "phase", "what", "detail"), "category")
+_NARROW = {**_WORDS, "from_s": "float32", "to_s": "float32", "token": "int32"}
 _AFTER = {"submitted": "queue", "admitted": "prefill", "resumed": "prefill", "first_token": "decode", "preempted": "preempted"}
 _ENDS = ("finished", "cancelled", "refused")
 
