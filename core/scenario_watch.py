@@ -105,7 +105,7 @@ class ScenarioWatcher:
         except FileNotFoundError:
             return
         except OSError as error:
-            self._fail(ScenarioError(f"{self.path.name} cannot be read: {error.strerror}"))
+            self._fail(ScenarioError(f"the file cannot be read: {error.strerror}"))
             return
         digest = blake2b(content, digest_size=16).digest()
         if not content or digest == self._digest:
@@ -123,7 +123,7 @@ class ScenarioWatcher:
         try:
             return parse_scenario(content.decode("utf-8-sig"))
         except UnicodeDecodeError:
-            raise ScenarioError(f"{self.path.name} is not UTF-8 text") from None
+            raise ScenarioError("the file is not UTF-8 text") from None
 
     def _fail(self, error: ScenarioError) -> None:
         self.last_error = error

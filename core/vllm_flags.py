@@ -25,6 +25,9 @@ from core.config import (
 )
 from core.models_catalog import MODELS
 
+A_MODEL = "MODEL"
+"""Stands for a model of which only the geometry is known."""
+
 _HUB_NAMES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 
 
@@ -251,6 +254,8 @@ def _sglang_cache(d: _Draft, c: CacheConfig, share: float | None) -> None:
 
 
 def _model_notes(d: _Draft, config: EngineConfig) -> None:
+    if config.model == A_MODEL:
+        d.note("model", f"{A_MODEL}: only its config.json is known here; put its repository or its folder in this place")
     if config.model in ("tiny", "synthetic"):
         d.note("model", f"{config.model} has seeded weights that no server can load; put a model of your own in its place")
     if config.num_threads:

@@ -21,10 +21,11 @@ from core.errors import BatchscopeError
 from core.records import StepRecord
 from core.report.caption import facts_of_what_if
 from core.snapshot import EngineSnapshot
-from core.sweep import FIGURES, Goal, SearchMethod, SweepRow, SweepSpec, best_under, pareto_front
+from core.sweep import FIGURES, Axis, Goal, SearchMethod, SweepRow, SweepSpec, best_under, pareto_front
 from core.sweep_job import SweepJob, SweepState
-from core.sweep_text import parse_axes, parse_prices
+from core.sweep_text import HERE, parse_axes, parse_prices
 from pages.parts import engine_access, frame, ticker, whatif_load, whatif_run
+from pages.parts.whatif_form import FIELDS
 
 JOB = "sweep_job"
 AXES = "max_num_seqs = 8, 16, 32, 64\nmax_num_batched_tokens = 128, 512, 2048"
@@ -44,7 +45,10 @@ SHOWN = (
     ("device_hours_per_million_tokens", "Device h/1 M tok", ""),
     ("cost_per_million_tokens", "Cost/1 M tok", ""),
 )
-_LINKED = {"device": "w_device", "model": "w_model", "weight_dtype": "w_weights", "kv_dtype": "w_kv", "tensor_parallel": "w_tp"}
+_LINKED = {
+    "weight_dtype": "w_weights", "kv_dtype": "w_kv", "tensor_parallel": "w_tp", "gpu_memory_utilization": "w_share",
+}  # fmt: skip
+"""Knobs whose field on the What-if page has another name; the others are "w_" and the knob."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +135,23 @@ def _best_words(best: SweepRow | None, limits: Limits, ran: int) -> None:
     )
 
 
-def _link(best: SweepRow) -> str:
-    """The best point as an address of the What-if page."""
-    return "what_if?" + urlencode({_LINKED.get(k, f"w_{k}"): v for k, v in best.settings})
+def _link(best: SweepRow, axes: Sequence[Axis]) -> str:
+    """The best point as an address of the What-if page, with the load of the form, the price and the host's time."""
+    known = {k: v for k, v in st.query_params.items() if k.startswith("w_")}
+    known |= {_LINKED.get(k, f"w_{k}"): v for k, v in best.settings}
+    devices = [a.values[i] for a, i in zip(axes, best.indices, strict=True) if a.knob == "device"]
+    if devices and known["w_device"] != HERE:
+        known["w_host_ms"] = f"{1e3 * devices[0].step_overhead_s:.9g}"
+        if devices[0].price_per_hour:
+            known["w_price"] = f"{devices[0].price_per_hour:g}"
+        if "w_num_blocks" in known:
+            known["w_pool"] = known.pop("w_num_blocks")  # there a pool of 0 fills the memory
+    return "what_if?" + urlencode(known)
+
+
+def _without_field(best: SweepRow) -> str:
+    """Knobs that the What-if page has no field for, so that a link leaves them as they are live."""
+    return ", ".join(k for k, _ in best.settings if k not in (*FIELDS, *_LINKED))
 
 
 def _csv(rows: Sequence[SweepRow]) -> str:
@@ -202,7 +220,9 @@ def _table(state: SweepState, best: SweepRow | None) -> None:
     with st.container(horizontal=True, key="sweep_files"):
         st.download_button("Points as CSV", _csv(ordered), "sweep.csv", "text/csv", key="sweep_csv")
         if best is not None:
-            st.link_button("Best in What-if", _link(best))
+            lost = _without_field(best)
+            about = f"It has no field for {lost}: as live there." if lost else None
+            st.link_button("Best in What-if", _link(best, state.spec.axes), help=about)
     st.dataframe(sweep.rows_frame(ordered[:300], SHOWN), hide_index=True, height=320, key="sweep_rows")
 
 

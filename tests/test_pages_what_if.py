@@ -271,6 +271,22 @@ def test_the_saved_scenario_is_the_what_if(live: FakeLive, monkeypatch: pytest.M
     assert (scenario.device.name, scenario.tensor_parallel) == ("H100 SXM", 3)
 
 
+def test_a_pasted_model_is_not_called_the_live_one_in_what_is_taken_away(live: FakeLive, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[str] = []
+    monkeypatch.setattr(st, "download_button", lambda label, data, *a, **k: saved.append(data))
+    at = opened(w_device="H100 SXM", w_model="config.json", whatif_tab="Flags and files")
+    pasted = MODELS["Qwen2.5 0.5B"].config | {"num_hidden_layers": 30}
+    at.text_area(key="w_config_text").set_value(json.dumps(pasted)).run()
+    assert not at.exception, [e.value for e in at.exception]
+    commands = [c.value for c in at.code]
+    assert commands[0].startswith("vllm serve MODEL ")
+    assert "--model-path MODEL " in commands[1]
+    assert all("put its repository or its folder in this place" in str(t.value.to_dict()) for t in at.dataframe[-2:])
+    assert "cannot hold the geometry of the pasted config.json" in parse_scenario(saved[-1]).description
+    at.selectbox(key="w_model").set_value("Qwen2.5 0.5B").run()
+    assert at.code[0].value.startswith("vllm serve Qwen/Qwen2.5-0.5B")
+
+
 def test_a_saved_mix_of_tenants_names_a_file_with_its_requests(live: FakeLive, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: dict[str, str] = {}
     monkeypatch.setattr(st, "download_button", lambda label, data, *a, **k: saved.__setitem__(label, data))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -22,6 +23,7 @@ from core.sweep import Axis, Goal, SweepSpec, pareto_front
 from core.sweep_job import SweepJob
 from core.sweep_text import parse_axes, parse_prices
 from core.whatif import WhatIf
+from pages.parts import whatif_run
 from tests.fake_live import FakeLive
 from tests.fake_snapshots import starting_snapshot
 
@@ -128,6 +130,42 @@ def test_the_page_runs_a_sweep_and_names_the_best(live: FakeLive) -> None:
     area = next(t for t in at.text_area if t.key == "s_axes")
     area.set_value("max_num_seqs = nonsense").run()
     assert any("line 1" in e.value for e in at.error)
+
+
+def test_the_link_of_the_best_point_gives_its_figures_on_the_what_if_page(
+    live: FakeLive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whatif_run, "MORE_S", 60.0)
+    monkeypatch.setattr(whatif_run.wait, "__defaults__", (60.0,))
+    at = AppTest.from_file(PAGE, default_timeout=120)
+    at.query_params["s_axes"] = "device = L4\nnum_blocks = 640\nmax_num_seqs = 3\nmax_waiting = 500"
+    at.query_params["w_requests"] = "30"
+    at.query_params["w_output_tokens"] = "200"
+    at.query_params["s_ttft"] = "100000.0"
+    at.query_params["s_itl"] = "1000.0"
+    at.run()
+    next(t for t in at.text_area if t.key == "s_prices").set_value("L4 = 0.75").run()
+    next(n for n in at.number_input if n.key == "s_jobs").set_value(1).run()
+    next(b for b in at.button if b.label == "Run the sweep").click().run()
+    job = at.session_state["sweep_job"]
+    assert job.join(60)
+    at.run()
+    assert not at.exception, [e.value for e in at.exception]
+    (row,) = job.state.rows
+    assert row.problem == ""
+    (link,) = at.get("link_button")
+    assert "no field for max_waiting" in link.proto.help
+    opened = AppTest.from_file(str(Path(PAGE).with_name("what_if.py")), default_timeout=120)
+    for name, (value,) in parse_qs(urlsplit(link.proto.url).query).items():
+        opened.query_params[name] = value
+    opened.run()
+    assert not opened.exception, [e.value for e in opened.exception]
+    view = opened.session_state["whatif_drawn"]
+    target = view.target
+    assert (target.device.name, target.num_blocks, target.scheduler.max_num_seqs) == ("L4", 640, 3)
+    assert (target.device.price_per_hour, target.load.num_requests) == (0.75, 30)
+    for name in ("output_tokens_per_s", "ttft_p95", "itl_p95"):
+        assert view.new.figure(name) == pytest.approx(row.figure(name), rel=1e-6)
 
 
 def test_a_published_device_waits_for_the_host_of_this_machine(live: FakeLive) -> None:

@@ -12,7 +12,7 @@ from core.models_catalog import MODELS
 from core.scenario import Scenario, TraceSource
 from core.scenario_text import scenario_toml
 from core.traces.writer import TIME_UNIT, trace_jsonl, trace_of
-from core.vllm_flags import sglang_command, vllm_command
+from core.vllm_flags import A_MODEL, sglang_command, vllm_command
 from core.whatif import WhatIf
 from pages.parts import engine_access, frame, scenario_file
 from pages.parts.engine_access import Answer
@@ -38,6 +38,12 @@ def _config(live: EngineConfig, target: WhatIf) -> EngineConfig:
     same = target.model.name == (live.spec.name if live.spec else target.model.name) and entry is None
     model = live.model if same or entry is None else entry.repo
     return replace(live, model=model, scheduler=target.scheduler, cache=cache, max_model_len=target.max_model_len)
+
+
+def _is_named(target: WhatIf) -> bool:
+    """True if the what-if's model is the live one or one of the catalogue: a pasted geometry has no name to start a server by."""
+    info = engine_access.engine().latest().info
+    return any(target.model == e.spec for e in MODELS.values()) or info is None or target.model == info.spec
 
 
 def _apply(target: WhatIf, cache: CacheConfig | None, choice: Choice) -> None:
@@ -83,6 +89,7 @@ def files_tab(known: Known, choice: Choice, target: WhatIf) -> None:
     recorded = _recorded(target)
     scenario = Scenario(
         name="what-if",
+        description="" if _is_named(target) else f"knobs only: a scenario cannot hold the geometry of {target.model.name}",
         engine=replace(config, spec=None),
         load=choice.load.spec if choice.load is not None and recorded is None else None,
         trace=None if recorded is None else TraceSource(TRACE_FILE, time_unit=TIME_UNIT),
@@ -101,7 +108,7 @@ def files_tab(known: Known, choice: Choice, target: WhatIf) -> None:
                 "Save its load", recorded, TRACE_FILE, "application/jsonl", key="whatif_save_load",
                 help=f"The scenario names this file, {TRACE_FILE}; put it beside the scenario.",
             )  # fmt: skip
-    _commands(config, target, here)
+    _commands(config if _is_named(target) else replace(config, model=A_MODEL), target, here)
     scenario_file.watched()
 
 

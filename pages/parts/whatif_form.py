@@ -41,6 +41,11 @@ _SCHEDULER = (
     "victim_policy",
     "lookahead",
 )
+FIELDS = (
+    *_SCHEDULER, "device", "model", "block_size", "num_blocks", "enable_prefix_caching", "eviction_policy", "num_swap_blocks",
+    "max_model_len", "rate_per_s", "users", "rate",
+)  # fmt: skip
+"""Knobs of a what-if whose field has their own name; `rate` stands for recorded loads only."""
 PRESETS: dict[str, dict[str, Any]] = {
     "On an H100": {"device": "H100 SXM"},
     "Twice the seats": {"max_num_seqs": 2.0},
