@@ -13,6 +13,8 @@ The phases in the order in which they run; each result is printed as it is there
            each runs three times in turns and medians are compared; what the engine does not repeat itself, a prediction
            cannot know -> repeat_*, a run against the others
 
+The pace of the machine is measured by a few seconds of a calibration load before and after each held-out run.
+
 About 7 minutes, and no run is begun again after --limit seconds; on a slow one the loads of `runs` get shorter, which it
 says. --quick takes 2 and says little. `runs` alone reads the law that `steps` wrote.
 """
@@ -25,14 +27,16 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks import whatif_loads as loads
 from benchmarks.report import print_json_line, print_table
-from benchmarks.whatif_runs import PACE_LOAD_S, SPEED_LIMIT_S, Allowance, run_phase, simulation_speed
-from core.calibration import Calibration, at_pace, calibrate
+from benchmarks.whatif_pace import PaceWatch
+from benchmarks.whatif_runs import SPEED_LIMIT_S, Allowance, run_phase, simulation_speed
+from core.calibration import Calibration, calibrate
 from core.clock import WallClock
 from core.config import CacheConfig, EngineConfig, SchedulerConfig
 from core.devices import DeviceSpec
@@ -66,11 +70,11 @@ def step_phase(engine: Engine, fit_s: float, judge_s: float, seed: int) -> tuple
     calibration = calibrate(seen, model, START, held_out_every=0)
     print_law(calibration)
     rows: list[Residual] = []
+    watch = PaceWatch(engine, calibration.coefficients, seed)
     for i, spec in enumerate(loads.loads_held_out(seed)):
-        latest = loads.run_live(engine, loads.load_for_pace(seed + i), PACE_LOAD_S).records
-        timer = CalibratedTimer(model, at_pace(calibration.coefficients, latest, model).of_one_step())
-        fresh = loads.run_live(engine, spec, judge_s).records
-        of_load = residuals([o for r in fresh if (o := observe(r, model))], timer)
+        run, law = watch.around(partial(loads.run_live, engine, spec, judge_s))
+        timer = CalibratedTimer(model, law.of_one_step())
+        of_load = residuals([o for r in run.records if (o := observe(r, model))], timer)
         rows += of_load
         if of_load:
             e = summarise_errors(of_load)

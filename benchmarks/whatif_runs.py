@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
 import numpy as np
 
 from benchmarks import whatif_loads as loads
 from benchmarks.report import print_table
-from core.calibration import at_pace
+from benchmarks.whatif_pace import PACE_LOAD_S, PaceWatch
 from core.config import SchedulerConfig
 from core.devices import DEVICES
 from core.engine import Engine
@@ -26,13 +27,11 @@ from core.prompts import StandInPrompts
 from core.sim_setup import setup_on_device
 from core.simulator import simulate
 from core.whatif import WhatIf
-from core.whatif_base import live_cost
 from core.workload import LoadGenerator
 
 CAPACITY_SHARES = (0.5, 0.7, 0.9)
 REPEATS = 3
 BURSTS = 2
-PACE_LOAD_S = 2.0
 LEAST_RUN_S = 6.0
 SPEED_LIMIT_S = 60.0
 DRAIN_S = 6.0
@@ -64,8 +63,10 @@ def run_phase(engine: Engine, machine: WhatIf, seconds: float, seed: int, allowa
     """Saturation, then three loads below it, each several times in turns: predicted against measured, and measured again."""
     found: dict[str, object] = {}
     runs_left = BURSTS + REPEATS * len(CAPACITY_SHARES)
+    assert machine.coefficients is not None
+    watch = PaceWatch(engine, machine.coefficients, seed)
     capacity, found["saturation_error"], found["repeat_saturation"] = saturation(
-        engine, machine, allowance.run_seconds(seconds, runs_left, PACE_LOAD_S), seed
+        engine, machine, watch, allowance.run_seconds(seconds, runs_left, PACE_LOAD_S), seed
     )
     specs: dict[float, LoadSpec] = {}
     runs: dict[float, list[Judged]] = {share: [] for share in CAPACITY_SHARES}
@@ -81,7 +82,7 @@ def run_phase(engine: Engine, machine: WhatIf, seconds: float, seed: int, allowa
             if again and not allowance.left_s:
                 print(f"the time is up: no run {again + 1} at {share:.0%} (--limit gives more)")
                 continue
-            row = judged(engine, machine, spec, seed, again)
+            row = judged(engine, machine, watch, spec, again)
             runs[share].append(row)
             told = ", ".join(f"{label} {_told(row.pairs[name])}" for name, label in TOLD.items())
             print(f"{share:.0%} of capacity, run {again + 1} of {REPEATS}, {spec.num_requests} requests: {told}", flush=True)
@@ -107,28 +108,21 @@ def _of_runs(runs: dict[float, list[Judged]]) -> dict[str, object]:
                 repeat[name] = max(repeat[name], spread)
     paces = [row.pace for rows in runs.values() for row in rows]
     repeats = min(len(rows) for rows in runs.values())
-    print(f"\nheld-out loads, medians of {repeats} runs; pace of the machine before them {min(paces):.3g} to {max(paces):.3g}")
+    print(f"\nheld-out loads, medians of {repeats} runs; pace of the machine around them {min(paces):.3g} to {max(paces):.3g}")
     print_table(("load and figure", "unit", "measured", "predicted", "error %", "a run against the others %"), lines)
     print()
     found: dict[str, object] = {f"{TOLD[name]}_error": value for name, value in worst.items()}
     return found | {"repeats": repeats} | {f"repeat_{TOLD[name]}": value for name, value in repeat.items()}
 
 
-def at_this_pace(engine: Engine, machine: WhatIf, seed: int) -> WhatIf:
-    """The law at the pace of the machine now, by a few seconds of a calibration load."""
-    assert machine.coefficients is not None
-    latest = loads.run_live(engine, loads.load_for_pace(seed), PACE_LOAD_S).records
-    return replace(machine, coefficients=at_pace(machine.coefficients, latest, live_cost(engine.info)))
-
-
-def saturation(engine: Engine, machine: WhatIf, seconds: float, seed: int) -> tuple[float, float, float]:
+def saturation(engine: Engine, machine: WhatIf, watch: PaceWatch, seconds: float, seed: int) -> tuple[float, float, float]:
     """(measured requests/s, relative error of the predicted ones, difference of a second measurement)."""
     spec = loads.burst_load(seed, max(round(seconds * 3), 48))
     rates: list[tuple[float, float]] = []
     for again in range(BURSTS):
-        now = at_this_pace(engine, machine, seed + again)
-        run = loads.run_live(engine, spec, again=again)
-        rates.append((run.requests_per_s, replace(now, arrivals=tuple(run.arrivals)).run().requests_per_s))
+        run, law = watch.around(partial(loads.run_live, engine, spec, again=again))
+        predicted = replace(machine, coefficients=law, arrivals=tuple(run.arrivals)).run()
+        rates.append((run.requests_per_s, predicted.requests_per_s))
     measured, predicted = (float(np.mean(column)) for column in zip(*rates, strict=True))
     error, again_error = predicted / measured - 1.0, rates[1][0] / rates[0][0] - 1.0
     print(
@@ -140,19 +134,17 @@ def saturation(engine: Engine, machine: WhatIf, seconds: float, seed: int) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One run of a held-out load: figures measured and predicted by name, and the pace found before it."""
+    """One run of a held-out load: figures measured and predicted by name, and the pace found around it."""
 
     pairs: dict[str, Pair]
     pace: float
 
 
-def judged(engine: Engine, machine: WhatIf, spec: LoadSpec, seed: int, again: int) -> Judged:
-    """Measure the pace, predict nothing yet, run the load, then simulate the same arrivals."""
-    now = at_this_pace(engine, machine, seed + again)
-    run = loads.run_live(engine, spec, again=again)
-    result = replace(now, arrivals=tuple(run.arrivals)).run()
-    assert now.coefficients is not None
-    return Judged({p.name: p for p in pair_run(result, run.records, run.requests)}, now.coefficients.pace)
+def judged(engine: Engine, machine: WhatIf, watch: PaceWatch, spec: LoadSpec, again: int) -> Judged:
+    """Run the load between two measurements of the pace, then simulate the same arrivals."""
+    run, law = watch.around(partial(loads.run_live, engine, spec, again=again))
+    result = replace(machine, coefficients=law, arrivals=tuple(run.arrivals)).run()
+    return Judged({p.name: p for p in pair_run(result, run.records, run.requests)}, law.pace)
 
 
 def over_repeats(name: str, unit: str, rows: Sequence[Judged]) -> tuple[Pair, float]:

@@ -18,17 +18,16 @@ import numpy.typing as npt
 from core.cost_model import CostModel
 from core.devices import DeviceSpec
 from core.errors import ConfigError
+from core.pace import paced
 from core.records import StepRecord
 from core.robust_fit import robust_fit
 from core.snapshot import RooflineCeilings
 from core.step_residuals import (
-    LEAST_PACE_STEPS,
     ErrorSummary,
     Observation,
     Residual,
     between_steps_s,
     observe,
-    pace,
     residuals,
     run_factor,
     summarise_errors,
@@ -124,7 +123,7 @@ def calibrate(
     judged = on_kept or on_train
     kinds = sorted({r.kind for r in judged})
     return Calibration(
-        coefficients=replace(law, between_s=between_steps_s(records), run_factor=run_factor(on_train), pace=pace(on_train)),
+        coefficients=paced(replace(law, between_s=between_steps_s(records), run_factor=run_factor(on_train)), train, model),
         model=model,
         fitted=summarise_errors(on_train),
         held_out=summarise_errors(on_kept) if on_kept else None,
@@ -132,13 +131,6 @@ def calibrate(
         residuals=tuple(judged),
         source=source,
     )
-
-
-def at_pace(law: StepCoefficients, latest: Sequence[StepRecord], model: CostModel) -> StepCoefficients:
-    """The law at the pace that the latest steps show; as it was if they are too few."""
-    seen = [o for o in (observe(r, model) for r in latest if r.kind == "measured") if o is not None]
-    rows = residuals(seen, CalibratedTimer(model, replace(law.of_one_step(), pace=1.0)))
-    return replace(law, pace=pace(rows)) if len(rows) >= LEAST_PACE_STEPS else law
 
 
 def _centred(law: StepCoefficients, on_train: Sequence[Residual]) -> StepCoefficients:

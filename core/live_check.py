@@ -16,13 +16,14 @@ from core.cost_model import CostModel
 from core.errors import ConfigError
 from core.latency import tpot_s
 from core.load_spec import LoadSpec
+from core.pace import paced
 from core.prediction import Pair, live_arrivals
 from core.records import RequestRecord, StepRecord
 from core.run_summary import summarise
 from core.sim_result import SimulationResult
 from core.snapshot import EngineSnapshot, RequestView
-from core.step_residuals import LEAST_PACE_STEPS, Observation, like_steps_differ, observe, residuals, run_factor
-from core.step_timer import CalibratedTimer
+from core.step_residuals import LEAST_STEPS, Observation, like_steps_differ, observe, residuals, run_factor
+from core.step_timer import CalibratedTimer, StepCoefficients
 from core.telemetry import RECENT_REQUESTS
 from core.whatif import WhatIf
 from core.whatif_base import ended_well, observed_load
@@ -117,8 +118,7 @@ class LiveRun:
         if law is None:
             return 1.0
         cost = base.setup().cost
-        rows = residuals(self.observations(cost), CalibratedTimer(cost, replace(law.of_one_step(), pace=1.0)))
-        return run_factor(rows) if len(rows) >= LEAST_PACE_STEPS else law.factor
+        return self._pace(law, cost)
 
     def held_s(self, base: WhatIf) -> float:
         """Seconds that steps took beyond `STALL` times their price: the machine was held, which no pace explains."""
@@ -131,7 +131,15 @@ class LiveRun:
 
     def _paced(self, base: WhatIf) -> WhatIf:
         law = base.coefficients
-        return base if law is None else replace(base, coefficients=replace(law, run_factor=1.0, pace=self.pace(base)))
+        if law is None:
+            return base
+        cost = base.setup().cost
+        law = paced(law, self.observations(cost), cost)
+        return replace(base, coefficients=replace(law, run_factor=1.0, pace=self._pace(law, cost)))
+
+    def _pace(self, law: StepCoefficients, cost: CostModel) -> float:
+        rows = residuals(self.observations(cost), CalibratedTimer(cost, replace(law.of_one_step(), pace=1.0)))
+        return run_factor(rows) if len(rows) >= LEAST_STEPS else law.factor
 
     def observations(self, cost: CostModel) -> list[Observation]:
         """The window's steps as sums and seconds."""

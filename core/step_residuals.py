@@ -1,6 +1,6 @@
 """Measured steps beside a prediction: what a step was, how far off its price is, and what only a whole run shows.
 
-record -> Observation (sums, seconds)  --timer-->  Residual  -->  ErrorSummary | run_factor | pace
+record -> Observation (sums, seconds)  --timer-->  Residual  -->  ErrorSummary | run_factor
 """
 
 from __future__ import annotations
@@ -16,12 +16,8 @@ from core.cost_model import CostModel, StepSums
 from core.records import StepRecord
 from core.step_timer import StepTimer, step_seconds
 
-PACE_S = 20.0
-"""Seconds of the latest steps that say how slow the machine is now."""
-
-LEAST_PACE_STEPS = 12
-PACE_NOISE = 0.05
-"""A quiet machine differs from itself by so much from minute to minute; only what goes beyond it is followed."""
+LEAST_STEPS = 12
+"""Fewer steps say nothing about a machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,23 +118,6 @@ def run_factor(rows: Sequence[Residual]) -> float:
     return sum(r.measured_s for r in kept) / predicted_s if predicted_s > 0 else 1.0
 
 
-def pace(rows: Sequence[Residual]) -> float:
-    """Median of measured / predicted over the latest seconds of steps, less the noise: what the machine has drifted to.
-
-    Args:
-        rows: residuals of single steps, oldest first; 1 if they are too few.
-    """
-    latest: list[float] = []
-    seconds = 0.0
-    for row in reversed(rows):
-        if seconds >= PACE_S:
-            break
-        latest.append(row.measured_s / row.predicted_s)
-        seconds += row.measured_s
-    drift = float(np.median(latest)) - 1.0 if len(latest) >= LEAST_PACE_STEPS else 0.0
-    return 1.0 + float(np.sign(drift)) * max(abs(drift) - PACE_NOISE, 0.0)
-
-
 def like_steps_differ(observations: Sequence[Observation]) -> float | None:
     """Median relative difference of neighbouring decode steps with as many rows; None where there are too few.
 
@@ -150,7 +129,7 @@ def like_steps_differ(observations: Sequence[Observation]) -> float | None:
         for a, b in pairwise(observations)
         if b.step == a.step + 1 and a.kind == b.kind == "decode" and a.run.rows == b.run.rows
     ]
-    return median(abs(a - b) / min(a, b) for a, b in pairs) if len(pairs) >= LEAST_PACE_STEPS else None
+    return median(abs(a - b) / min(a, b) for a, b in pairs) if len(pairs) >= LEAST_STEPS else None
 
 
 def residuals(observations: Sequence[Observation], timer: StepTimer) -> list[Residual]:
