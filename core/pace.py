@@ -61,6 +61,8 @@ def pace_of(law: StepCoefficients, seen: Sequence[Observation], model: CostModel
     measured_s = np.array([o.total_s for o in latest])
     ones, weights = np.ones(2), 1.0 / (memory_s + rest_s)  # of the prediction: a slow step must not count for less
     memory, arithmetic = robust_fit(np.column_stack([memory_s, rest_s]), measured_s, ones, ones, weights, PULL)
+    typical = float(np.median(measured_s / (memory * memory_s + arithmetic * rest_s)))  # slow steps are `run_factor`'s
+    memory, arithmetic = typical * memory, typical * arithmetic
     overall = float((memory * memory_s + arithmetic * rest_s).sum() / (memory_s + rest_s).sum())
     return Pace(max(float(memory), 0.01), max(float(arithmetic), 0.01), max(overall, 0.01))
 
