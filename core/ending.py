@@ -20,6 +20,9 @@ from types import FrameType
 log = logging.getLogger(__name__)
 
 LIMIT_S = 4.5
+CLOSING_SHARE = 0.9
+"""Of the limit: for the clean-up; what is left is for the handler that was there before."""
+
 STATUS = 128 + signal.SIGTERM
 
 _others: list[Callable[[], None]] = []
@@ -58,7 +61,7 @@ def end_first(close: Callable[[], None], limit_s: float = LIMIT_S) -> Callable[[
         deadline.start()
         closing = threading.Thread(target=_logged, args=(close,), name="ending", daemon=True)
         closing.start()
-        closing.join(0.9 * limit_s)
+        closing.join(CLOSING_SHARE * limit_s)
         if callable(before):
             before(number, frame)
         else:

@@ -42,10 +42,13 @@ class CeilingProbes:
         self._last_s = self._rest_s = float("-inf")
 
     def begin(self, engine: Engine, tell: Callable[[str], None]) -> None:
-        """Give a new engine its ceilings, measured now if they never were."""
+        """Give a new engine its ceilings, measured now if they never were; a probe that fails leaves them unknown."""
         if self._first is not None and self._known is None:
             tell("measuring what this machine can do")
-            self._known = self._first(engine)
+            try:
+                self._known = self._first(engine)
+            except BatchscopeError as error:  # e.g. its worker was killed: the engine runs without ceilings
+                log.warning("the ceilings of this machine could not be measured: %s", error)
             self._last_s = self._wall.now()
         self._seen_raises = engine.telemetry.watch.raised_by_steps
         if self._known is not None:

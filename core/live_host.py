@@ -129,7 +129,11 @@ class EngineHost:
             return self.broken
         self.config = engine.config
         self.remote = engine.executor if isinstance(engine.executor, RemoteExecutor) else None
-        self._probes.begin(engine, self.on_progress)
+        try:
+            self._probes.begin(engine, self.on_progress)
+        except BaseException:  # the process wants to end, or the probe has a defect: nobody else knows this engine yet
+            engine.close()
+            raise
         self._engine = engine
         engine.between_launches = self._take_late
         self.board.attach(engine)

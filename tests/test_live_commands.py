@@ -33,7 +33,7 @@ from core.clock import PausableClock, StepClock, VirtualClock, WallClock
 from core.commands import Outcome
 from core.config import EngineConfig
 from core.control import LOCAL, LiveLimits
-from core.errors import CheckpointError, ConfigError, ControlRefused, ExecutorError, UnknownRequest
+from core.errors import CheckpointError, ConfigError, ControlRefused, ExecutorError, UnknownRequest, WorkerDied
 from core.live import LiveEngine, get_live, running_engine
 from core.live_pictures import PUBLISH_S
 from core.request import SamplingParams
@@ -608,6 +608,35 @@ def test_ceilings_are_measured_once_and_shown():
         wait_until(lambda: live.latest().pool.total == 48)
         assert live.latest().ceilings.peak_flops == 1e11
         assert len(calls) == 1
+
+
+def test_a_probe_that_fails_leaves_the_ceilings_unknown_and_the_engine_running(caplog):
+    def probe(engine):
+        raise WorkerDied("the worker process was ended by SIGKILL")
+
+    with live_engine(probe=probe) as live:
+        assert finished(ready(live), live.submit("x", sampling=SHORT, **ME).value) == "length"
+        assert live.latest().ceilings is None
+        assert "could not be measured: the worker process was ended" in caplog.text
+
+
+def test_a_stop_during_the_first_probe_closes_the_engine_that_was_just_built():
+    engines, tells, inside = [], [], threading.Event()
+
+    def factory(config, progress):
+        engines.append(scripted_engine())
+        tells.append(progress)
+        return engines[-1]
+
+    def probe(engine):
+        inside.set()
+        wait_until(lambda: tells[0]("still measuring"), what="the wish to end, which is raised")
+
+    with live_engine(factory=factory, probe=probe) as live:
+        assert inside.wait(PATIENCE_S)
+        live.close()
+        assert live.latest().state == "stopped"
+    assert [engine.executor.closed for engine in engines] == [1]
 
 
 def test_commands_leave_a_line_on_the_audit_list():

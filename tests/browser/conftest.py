@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from benchmarks.dashboard import START_LIMIT_S, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = Path(os.environ.get("BATCHSCOPE_PICTURES") or ROOT / "build" / "pictures")
@@ -45,12 +46,6 @@ class Dashboard:
         return self.log.read_text(errors="replace")
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 def start_dashboard(folder: Path, **environment: str) -> Dashboard:
     """Start `streamlit run app.py` and wait until it answers."""
     port = free_port()
@@ -62,7 +57,7 @@ def start_dashboard(folder: Path, **environment: str) -> Dashboard:
             command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environment}, start_new_session=True
         )
     dashboard = Dashboard(f"http://127.0.0.1:{port}", process, log, started_s)
-    while time.monotonic() < started_s + 90:
+    while time.monotonic() < started_s + START_LIMIT_S:
         if process.poll() is not None:
             raise AssertionError(f"the server ended at start:\n{dashboard.output()}")
         try:
@@ -80,7 +75,7 @@ def stop_dashboard(dashboard: Dashboard) -> float:
     begun_s = time.monotonic()
     dashboard.process.send_signal(signal.SIGTERM)
     try:
-        dashboard.process.wait(15)
+        dashboard.process.wait(60)
     except subprocess.TimeoutExpired:
         os.killpg(dashboard.process.pid, signal.SIGKILL)
         dashboard.process.wait(5)
@@ -113,7 +108,7 @@ def browser() -> Iterator[Browser]:
 def context(browser: Browser) -> Iterator[BrowserContext]:
     """One set of cookies and one cache for a module: scripts are fetched and compiled once, as for a person."""
     opened = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="dark")
-    opened.set_default_timeout(60_000)
+    opened.set_default_timeout(120_000)
     yield opened
     opened.close()
 
@@ -150,5 +145,5 @@ def wait_for_tokens(page: Page, limit_s: float = 120.0) -> None:
 def open_page(page: Page, dashboard: Dashboard, path: str, question: str) -> None:
     """Open a page of the dashboard and wait for its heading."""
     page.goto(f"{dashboard.url}/{path}")
-    expect(page.get_by_role("heading", level=1)).to_contain_text(question, timeout=60_000)
-    expect(page.get_by_label("Engine status")).to_be_visible(timeout=60_000)
+    expect(page.get_by_role("heading", level=1)).to_contain_text(question, timeout=120_000)
+    expect(page.get_by_label("Engine status")).to_be_visible(timeout=120_000)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import FloatRect, Locator, Page, expect
 
-from tests.browser.conftest import ROOT, free_port
+from tests.browser.conftest import ROOT, free_port, step_number
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -63,11 +63,11 @@ def scenery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(60)
 
 
 def _wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    end_s = time.monotonic() + 60
+    end_s = time.monotonic() + 240
     while time.monotonic() < end_s:
         assert server.poll() is None, log.read_text(errors="replace")
         try:
@@ -88,6 +88,19 @@ def until(page: Page, true: Callable[[], bool], limit_s: float = 90.0) -> None:
     while not true():
         assert time.monotonic() < end_s, "it did not happen in time"
         page.wait_for_timeout(200)
+
+
+def at_rest(page: Page, clip: FloatRect) -> bytes:
+    """A picture of a part of the page that is the same half a second later."""
+    seen = [page.screenshot(clip=clip)]
+
+    def rests() -> bool:
+        page.wait_for_timeout(400)
+        seen.append(page.screenshot(clip=clip))
+        return seen[-1] == seen[-2]
+
+    until(page, rests)
+    return seen[-1]
 
 
 def open_map(page: Page, address: str, query: str = "") -> None:
@@ -116,7 +129,7 @@ def test_each_colour_mode_draws_and_says_what_it_shows(page: Page, scenery: str)
     ):  # fmt: skip
         page.get_by_role("radio", name=mode, exact=True).click()
         expect(page.locator(".legend")).to_contain_text(legend)
-        assert canvas_of(page).evaluate(DRAWN) > 0.5
+        until(page, lambda: bool(canvas_of(page).evaluate(DRAWN) > 0.5))
         pictures.add(canvas_of(page).evaluate("c => c.toDataURL().length"))
     assert len(pictures) > 2
 
@@ -134,21 +147,21 @@ def test_a_zoom_on_the_roofline_outlives_the_ticks(page: Page, scenery: str) -> 
     page.goto(f"{scenery}/roofline")
     chart = page.locator("[data-testid='stVegaLiteChart'] canvas").first
     expect(chart).to_be_visible()
-    page.wait_for_timeout(2000)
+    page.wait_for_timeout(1000)
     chart.evaluate("c => { c.dataset.mine = 'yes' }")
     box = chart.bounding_box()
     assert box is not None
+    corner = {"x": box["x"], "y": box["y"] + box["height"] - 60, "width": box["width"], "height": 40}
+    whole = at_rest(page, corner)  # the labels of the intensity axis
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.keyboard.down("Shift")
     for _ in range(6):
         page.mouse.wheel(0, -200)
     page.keyboard.up("Shift")
-    page.wait_for_timeout(700)
-    corner = {"x": box["x"], "y": box["y"] + box["height"] - 60, "width": box["width"], "height": 40}
-    zoomed = page.screenshot(clip=corner)  # the labels of the intensity axis
-    page.wait_for_timeout(4000)
+    until(page, lambda: page.screenshot(clip=corner) != whole)
+    zoomed, step = at_rest(page, corner), step_number(page)
+    until(page, lambda: step_number(page) > step + 20)  # some refreshes
     assert page.screenshot(clip=corner) == zoomed
     assert chart.get_attribute("data-mine") == "yes"
     page.mouse.dblclick(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    page.wait_for_timeout(1500)
-    assert page.screenshot(clip=corner) != zoomed
+    until(page, lambda: page.screenshot(clip=corner) != zoomed)

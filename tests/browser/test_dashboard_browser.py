@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from tests.browser.test_block_canvas_browser import _wait_for, canvas_of
 pytestmark = [pytest.mark.browser]
 
 STORED = Path(__file__).resolve().parent / "pictures"
+T = TypeVar("T")
 CELL = 24
 """Pictures are compared by the mean colour of cells of so many pixels: letters may fall a little differently."""
 
@@ -36,7 +38,7 @@ def serve(scene: str, folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +54,29 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(autouse=True, scope="module")
 def patience() -> Iterator[None]:
     """A busy machine is slow, not wrong."""
-    expect.set_options(timeout=60_000)
+    expect.set_options(timeout=120_000)
     yield
     expect.set_options(timeout=5_000)
 
 
-def until(page: Page, true: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
+def until(page: Page, true: Callable[[], bool], what: str, limit_s: float = 120.0) -> None:
     end_s = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < end_s, f"not within {limit_s:.0f} s: {what}"
         page.wait_for_timeout(100)  # not sleep: the browser's news, such as a new address, arrive meanwhile
+
+
+def still(page: Page, look: Callable[[], T], what: str) -> T:
+    """What `look` gives once it gives the same twice in a row, half a second apart."""
+    seen = [look()]
+
+    def rests() -> bool:
+        page.wait_for_timeout(400)
+        seen.append(look())
+        return seen[-1] == seen[-2]
+
+    until(page, rests, f"{what} comes to rest")
+    return seen[-1]
 
 
 def visit(page: Page, address: str) -> Page:
@@ -72,7 +87,7 @@ def visit(page: Page, address: str) -> Page:
 
 def another(browser: Browser, **options: object) -> Page:
     context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark", **options})  # type: ignore[arg-type]
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(120_000)
     return context.new_page()
 
 
@@ -96,7 +111,7 @@ def test_two_browsers_see_the_same_step_and_only_one_has_control(page: Page, bro
     button(page, "Run one step").click()
     until(page, lambda: step_number(page) == before + 1 == step_number(second), "one step, seen by both")
     page.reload()  # the tab is new; control does not stay with the one that is gone
-    until(page, lambda: button(page, "Start").is_enabled(), "control is free at once after a reload", 10)
+    until(page, lambda: button(page, "Start").is_enabled(), "control is free at once after a reload")
     button(page, "Start").click()
     until(page, lambda: step_number(second) > before + 2, "it goes on")
     second.context.close()
@@ -135,17 +150,15 @@ def test_pointing_at_a_request_shows_it_in_sets_gantt_blocks_and_roofline(page: 
     expect(gantt).to_be_visible()
     expect(roofline).to_be_visible()
     over = page.locator(".st-key-live_map canvas.over")
-    page.wait_for_timeout(1500)
     ink = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.reduce((n, v, i) => n + (i % 4 === 3 && v > 0), 0)"
-    plain = {"gantt": gantt.screenshot(), "roofline": roofline.screenshot()}
+    plain = {name: still(page, canvas.screenshot, name) for name, canvas in (("gantt", gantt), ("roofline", roofline))}
     assert over.evaluate(ink) == 0
     row = page.locator(".running [data-id]").first
     row.hover()
     expect(row).to_have_class(re.compile("linked"))
     until(page, lambda: bool(over.evaluate(ink) > 0), "its blocks are outlined")
-    page.wait_for_timeout(300)
-    assert gantt.screenshot() != plain["gantt"]
-    assert roofline.screenshot() != plain["roofline"]
+    until(page, lambda: gantt.screenshot() != plain["gantt"], "its lane stands out")
+    until(page, lambda: roofline.screenshot() != plain["roofline"], "its steps stand out")
     box = gantt.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] - 3, box["y"] + 4)
@@ -166,7 +179,8 @@ def test_the_gantt_keeps_its_zoom_through_refreshes(page: Page, playing: str) ->
         page.mouse.wheel(0, -250)
     page.keyboard.up("Shift")
     span = "c => c.closest('.root').gantt.span()"
-    zoomed, step = gantt.evaluate(span), step_number(page)
+    expect(page.get_by_text("view held")).to_be_visible()
+    zoomed, step = still(page, lambda: gantt.evaluate(span), "the zoom"), step_number(page)
     until(page, lambda: step_number(page) > step + 5, "refreshes go on")
     assert gantt.evaluate(span) == zoomed
     expect(page.get_by_text("view held")).to_be_visible()
@@ -198,7 +212,7 @@ def test_keys_open_pages_and_kiosk_but_not_while_one_types(page: Page, playing: 
     page.locator("h1").first.click()
     page.keyboard.press("k")
     expect(page.get_by_test_id("stSidebar")).to_be_hidden()
-    assert "kiosk=1" in page.url
+    until(page, lambda: "kiosk=1" in page.url, "the kiosk is in the address")
     page.keyboard.press("k")
     expect(page.get_by_test_id("stSidebar")).to_be_visible()
     page.keyboard.press("?")
@@ -228,23 +242,29 @@ def test_a_frozen_step_looks_as_it_did(browser: Browser, frozen: str, path: str,
     page = another(browser, viewport={"width": width, "height": 900}, color_scheme=theme)
     visit(page, f"{frozen}/{path}?rate=off")
     expect(page.locator("canvas").first).to_be_visible()
-    page.wait_for_timeout(1500)
+    page.wait_for_timeout(1000)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing is wider than the screen"
     ground = page.evaluate("getComputedStyle(document.querySelector('.stApp')).backgroundColor")
     assert (ground == "rgb(14, 18, 23)") == (theme == "dark")
     name = f"{path}_{theme}_{width}.png"
     PICTURES.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=PICTURES / name)
-    page.context.close()
-    stored = STORED / name
+    stored, taken = STORED / name, PICTURES / name
     if os.environ.get("BATCHSCOPE_STORE_PICTURES"):
+        still(page, lambda: page.screenshot(path=taken), "the page")
         STORED.mkdir(exist_ok=True)
-        Image.open(PICTURES / name).quantize(96).save(stored, optimize=True)
+        Image.open(taken).quantize(96).save(stored, optimize=True)
     assert stored.exists(), f"{stored} is missing; run with BATCHSCOPE_STORE_PICTURES=1 and look at it"
-    new, old = cells(PICTURES / name), cells(stored)
-    assert new.shape == old.shape
-    differing = (np.abs(new - old).max(axis=2) > 40).mean()
-    assert differing < 0.06, f"{differing:.1%} of the picture differs from {stored}; see {PICTURES / name}"
+    old = cells(stored)
+
+    def looks_so() -> bool:
+        page.screenshot(path=taken)
+        new = cells(taken)
+        assert new.shape == old.shape
+        return bool((np.abs(new - old).max(axis=2) > 40).mean() < 0.06)
+
+    # Nothing moves in it, so what is not drawn yet is all that waiting can change.
+    until(page, looks_so, f"less than 6 % of the picture differs from {stored}; see {taken}")
+    page.context.close()
 
 
 @pytest.mark.slow
@@ -318,16 +338,25 @@ def test_a_dot_of_the_roofline_tells_its_step_and_leads_there(page: Page, frozen
     visit(page, f"{frozen}/roofline")
     chart = page.locator(".st-key-roofline_hero canvas").first
     expect(chart).to_be_visible()
-    page.wait_for_timeout(2000)
+    still(page, chart.screenshot, "the chart")
     box, tip = chart.bounding_box(), page.locator("#vg-tooltip-element.visible")
     assert box is not None
-    places = ((x, y) for y in range(60, int(box["height"]) - 100, 7) for x in range(80, int(box["width"]) - 60, 9))
+    places = [(x, y) for y in range(60, int(box["height"]) - 100, 7) for x in range(80, int(box["width"]) - 60, 9)]
 
     def over_a_dot(place: tuple[int, int]) -> bool:
         page.mouse.move(box["x"] + place[0], box["y"] + place[1])
         return tip.count() > 0 and "kind of step" in tip.inner_text()
 
-    found = next((place for place in places if over_a_dot(place)), None)
+    at = next((k for k, place in enumerate(places) if over_a_dot(place)), None)
+    assert at is not None, "no dot under the pointer, wherever it is"
+
+    def stays(place: tuple[int, int]) -> bool:
+        over_a_dot(place)
+        page.wait_for_timeout(400)
+        return over_a_dot(place)
+
+    # A tooltip may come when the pointer is further already: back to where it stays.
+    found = next((place for place in reversed(places[: at + 1]) if stays(place)), None)
     assert found is not None
     number = re.sub(r"\D", "", tip.inner_text().split("kind")[0])
     page.mouse.click(box["x"] + found[0], box["y"] + found[1])

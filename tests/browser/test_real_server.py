@@ -17,6 +17,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 from core.bundle import read_bundle
 from core.charts import formats
 from tests.browser.conftest import PICTURES, Dashboard, open_page, status_bar, step_number, stop_dashboard, wait_for_tokens
+from tests.live_cases import crowding, wait_until
 
 pytestmark = [pytest.mark.browser]
 
@@ -43,10 +44,7 @@ def test_tokens_flow_soon_after_the_start(page: Page, dashboard: Dashboard) -> N
     wait_for_tokens(page)
     print(f"tokens flow {time.monotonic() - dashboard.started_s:.1f} s after the start")
     first = step_number(page)
-    end_s = time.monotonic() + 20
-    while step_number(page) <= first and time.monotonic() < end_s:
-        time.sleep(0.2)
-    assert step_number(page) > first, "the page stands still while the engine runs"
+    until_step(page, first + 1)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +63,7 @@ def test_every_page_shows_the_live_engine(path: str, visitor: Page) -> None:
     page.on("pageerror", lambda error: errors.append(str(error)))
     if path:
         page.locator(f'[data-testid="stSidebarNavLink"][href$="/{path}"]').click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text(PAGES[path], timeout=60_000)
+    expect(page.get_by_role("heading", level=1)).to_contain_text(PAGES[path], timeout=120_000)
     wait_for_tokens(page)
     page.wait_for_timeout(1500)
     assert "SmolLM2-135M" in status_bar(page)
@@ -80,11 +78,11 @@ def test_the_dashboard_watches_itself_over_its_own_port(page: Page, dashboard: D
     open_page(page, dashboard, "attach", "What binds a server")
     page.get_by_role("button", name="Watch this dashboard").click()
     row = page.locator(".bs-servers tbody tr")
-    expect(row).to_contain_text("this dashboard", timeout=30_000)
-    expect(row).to_contain_text("live", timeout=30_000)
-    expect(row.locator("td").nth(5)).to_contain_text(re.compile(r"[1-9]"), timeout=30_000)
-    expect(page.get_by_text("the server's own counters")).to_be_visible(timeout=30_000)
-    page.wait_for_timeout(3_000)
+    expect(row).to_contain_text("this dashboard", timeout=120_000)
+    expect(row).to_contain_text("live", timeout=120_000)
+    expect(row.locator("td").nth(5)).to_contain_text(re.compile(r"[1-9]"), timeout=120_000)
+    expect(page.get_by_text("the server's own counters")).to_be_visible(timeout=120_000)
+    page.wait_for_timeout(1_000)
     PICTURES.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=PICTURES / "attach.png")
 
@@ -96,7 +94,7 @@ def test_a_watched_server_is_taken_into_what_if(page: Page, dashboard: Dashboard
     watch = page.get_by_role("button", name="Watch this dashboard")
     if not page.locator(".bs-servers tbody tr").count():
         watch.click()
-    expect(page.locator(".bs-servers tbody tr")).to_contain_text("live", timeout=30_000)
+    expect(page.locator(".bs-servers tbody tr")).to_contain_text("live", timeout=120_000)
     page.get_by_role("tab", name=PREDICTED).click()
     take = page.get_by_role("button", name="Open in What-if")
     end_s = time.monotonic() + 90
@@ -104,8 +102,8 @@ def test_a_watched_server_is_taken_into_what_if(page: Page, dashboard: Dashboard
         page.get_by_role("button", name="Take configuration and load, predict").click()
         page.wait_for_timeout(4_000)
     take.click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text(PAGES["what_if"], timeout=60_000)
-    expect(page.get_by_test_id("stMain").get_by_text("SmolLM2-135M", exact=False).first).to_be_visible(timeout=60_000)
+    expect(page.get_by_role("heading", level=1)).to_contain_text(PAGES["what_if"], timeout=120_000)
+    expect(page.get_by_test_id("stMain").get_by_text("SmolLM2-135M", exact=False).first).to_be_visible(timeout=120_000)
     expect(page.locator("[data-testid=stException]")).to_have_count(0)
     page.wait_for_timeout(2_000)
     page.screenshot(path=PICTURES / "what_if_taken.png")
@@ -131,26 +129,26 @@ def test_a_run_is_taken_home_and_opened_again_on_every_page(page: Page, dashboar
     report = page.context.new_page()
     report.on("request", lambda asked: outside.append(asked.url) if asked.url.startswith("http") else None)
     report.goto(kept["run.html"].as_uri())
-    expect(report.locator("canvas, svg").first).to_be_visible(timeout=60_000)
+    expect(report.locator("canvas, svg").first).to_be_visible(timeout=120_000)
     assert outside == [], "the report must need no network"
     report.close()
     page.locator("input[type=file]").set_input_files(kept["run.bundle.zip"])
     page.get_by_role("button", name="Open this bundle").click()
     mark = page.locator(".bs-replay")
-    expect(mark).to_contain_text("REPLAY", timeout=60_000)
+    expect(mark).to_contain_text("REPLAY", timeout=120_000)
     for path in ("live", "kv_blocks", "roofline", "latency", "scheduler", "story", "reports"):
         page.locator(f'[data-testid="stSidebarNavLink"][href$="/{path}"]').click()
-        expect(page.get_by_role("heading", level=1)).to_be_visible(timeout=60_000)
-        expect(mark).to_contain_text("Every number on this page is replayed", timeout=60_000)
+        expect(page.get_by_role("heading", level=1)).to_be_visible(timeout=120_000)
+        expect(mark).to_contain_text("Every number on this page is replayed", timeout=120_000)
         expect(page.get_by_text("This page failed")).to_have_count(0)
         expect(page.locator("[data-testid=stException]")).to_have_count(0)
         if path == "kv_blocks":
             saves_a_figure(page, tmp_path)
     page.get_by_role("button", name="Last step").click()
-    expect(mark).to_contain_text(f"of {formats.count(bundle.steps[-1].step)}", timeout=60_000)
+    expect(mark).to_contain_text(f"of {formats.count(bundle.steps[-1].step)}", timeout=120_000)
     page.screenshot(path=PICTURES / "reports_replay.png")
     page.get_by_role("button", name="Back to the live engine").click()
-    expect(mark).to_have_count(0, timeout=60_000)
+    expect(mark).to_have_count(0, timeout=120_000)
 
 
 def saves_a_figure(page: Page, folder: Path) -> None:
@@ -184,9 +182,8 @@ def test_a_killed_worker_is_back_while_somebody_watches_and_no_request_is_lost(v
         until_step(visitor, at + 3)
         back_s = time.monotonic() - killed_s
         found = answer.result().json()
-    crowding = max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0)
     print(f"steps go on {back_s:.1f} s after the worker was killed")
-    assert back_s < 10 * crowding
+    assert back_s < 10 * crowding()
     assert "usage" in found, found
     assert found["usage"]["completion_tokens"] == 48, "a request that was running is answered whole"
     assert found["choices"][0]["finish_reason"] == "length"
@@ -210,9 +207,6 @@ def test_the_log_is_clean(dashboard: Dashboard) -> None:
 def test_sigterm_ends_server_engine_and_worker(dashboard: Dashboard) -> None:
     workers = workers_of(dashboard)
     assert workers, "the model runs in a process of its own"
-    assert stop_dashboard(dashboard) < 5.0
+    assert stop_dashboard(dashboard) < 5.0 * crowding()
     assert dashboard.process.returncode is not None
-    end_s = time.monotonic() + 5.0
-    while any(Path(f"/proc/{pid}").exists() for pid in workers):
-        assert time.monotonic() < end_s, f"worker processes {workers} live on"
-        time.sleep(0.1)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 5.0 * crowding(), f"the end of {workers}")
