@@ -192,9 +192,10 @@ class Access:
                 self._live.acquire(self.session)
             return getattr(self._live, name)(*args, **kwargs, session_id=self.session, wait_s=self._patience_s())
 
+        asked_s = wall_clock.now()  # what was refused before is told already
         answer = self._do(run)
         if answer.waiting:
-            st.session_state.setdefault(_UNANSWERED, []).append(wall_clock.now() - MOST_WAIT_S)
+            st.session_state.setdefault(_UNANSWERED, []).append(asked_s)
         return answer
 
     def _patience_s(self) -> float:
