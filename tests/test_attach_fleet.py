@@ -157,7 +157,7 @@ def test_prediction_and_observation_have_the_same_figures_and_the_scenario_reads
     target = Target("a", "http://127.0.0.1:1", device=H100)
     taken = take(steady(40, running=4, waiting=6).state(target=target, seats=4), 78.0)
     job = Prediction(taken)
-    job.wait(60)
+    job.wait(240)
     assert job.result is not None, job.message
     assert job.result.finished == taken.whatif.load.num_requests  # type: ignore[union-attr]
     assert observed_figure(taken.observed, "output_tokens_per_s") == pytest.approx(40)

@@ -38,7 +38,7 @@ def test_both_sides_say_the_same_and_differ_in_what_the_knobs_do(key: str, live:
     wait_until(lambda: live.latest().num_running, what="a load under way")
     comparison = Comparison(live, chosen, session_id=LOCAL)
     comparison.start()
-    assert comparison.join(200), comparison.state
+    assert comparison.join(500), comparison.state
     state = comparison.state
     assert state.phase == "done", state.message
     first, second = state.before, state.after

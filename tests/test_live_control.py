@@ -230,7 +230,7 @@ time.sleep(60)
 def test_what_was_named_to_end_is_closed_once_and_then_refuses(monkeypatch):
     monkeypatch.setattr(ending, "_others", [])  # the pages of other tests keep processes of their own in this one
     jobs = SimulationJobs()
-    assert jobs.warm().result(60)
+    assert jobs.warm().result(240)
     close_others()
     with pytest.raises(RuntimeError, match="have ended"):
         jobs.warm()

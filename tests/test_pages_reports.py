@@ -198,7 +198,7 @@ def test_the_page_offers_five_files_and_says_why_there_are_none(fake: FakeLive) 
     make = next(b for b in at.button if b.key == "make_report")
     make.click().run()
     job: ExportJob = at.session_state["export_job"]
-    assert job.join(20)
+    assert job.join(240)
     at.run()
     assert any("records nothing" in error.value for error in at.error)
 
@@ -259,7 +259,7 @@ def test_the_buttons_of_the_bar_have_names(fake: FakeLive, bundle: RunBundle) ->
 def test_an_export_makes_its_files_in_a_process_of_its_own(bundle: RunBundle) -> None:
     job = ExportJob(lambda: bundle, "x", ("--figures", "sets", "--formats", "csv", "--no-report"))
     job.start()
-    assert job.join(60)
+    assert job.join(240)
     assert job.error == ""
     assert read_bundle(job.files()[".bundle.zip"]) == bundle
     assert (job.files()[".bundle.zip"].parent / "x.figures" / "sets.csv").exists()

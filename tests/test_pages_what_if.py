@@ -29,17 +29,17 @@ DIMMED = ".st-key-whatif_body { opacity"
 @pytest.fixture(scope="module")
 def jobs() -> Iterator[SimulationJobs]:
     made = SimulationJobs()
-    made.warm().result(60)
+    made.warm().result(240)
     yield made
-    made.warm().result(120)  # the checks that pages have asked for come first; loky's manager fails on a kill among them
+    made.warm().result(240)  # the checks that pages have asked for come first; loky's manager fails on a kill among them
     made.close()
 
 
 @pytest.fixture
 def live(jobs: SimulationJobs, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLive]:
     monkeypatch.setattr(whatif_run, "jobs", lambda first=False: jobs)
-    monkeypatch.setattr(whatif_run, "MORE_S", 60.0)
-    monkeypatch.setattr(whatif_run.wait, "__defaults__", (60.0,))
+    monkeypatch.setattr(whatif_run, "MORE_S", 240.0)
+    monkeypatch.setattr(whatif_run.wait, "__defaults__", (240.0,))
     fake = FakeLive(busy_run())
     engine_access.install(fake)
     yield fake
@@ -119,7 +119,7 @@ def test_a_first_answer_waits_for_no_long_run_and_says_from_how_many_requests_it
     assert f"first answer, from {whatif_run.FIRST_REQUESTS} requests" in words(at)
     assert "max_num_seqs" in words(at)
     monkeypatch.setattr(whatif_run, "ask", ask)
-    monkeypatch.setattr(whatif_run, "MORE_S", 60.0)
+    monkeypatch.setattr(whatif_run, "MORE_S", 240.0)
     at.run()
     assert "first answer" not in words(at)
 
@@ -156,7 +156,7 @@ def test_while_a_change_is_simulated_the_results_before_stay_dimmed(live: FakeLi
     assert DIMMED in shown
     assert shown.count("bs-paired") == 2, "the earlier figures are still there"
     assert any(c.value.startswith("Error against the live engine") for c in at.caption)
-    slow.set_result(ask(next_what(at, live)).result(60))
+    slow.set_result(ask(next_what(at, live)).result(240))
     at.run()
     assert DIMMED not in words(at)
     assert "max_num_seqs 48 → 77" in words(at)

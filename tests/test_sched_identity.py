@@ -122,7 +122,7 @@ def test_decisions_do_not_depend_on_the_hash_seed_of_the_process() -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=120,
+            timeout=400,
         ).stdout
         for seed in (1, 2)
     }

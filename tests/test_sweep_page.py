@@ -80,18 +80,18 @@ def test_a_job_collects_rows_and_stops_when_asked() -> None:
     spec = SweepSpec(BASE, (Axis("max_num_seqs", (2, 4, 16)), Axis("max_num_batched_tokens", (64, 0))))
     job = SweepJob(spec, n_jobs=1)
     job.start()
-    assert job.join(60)
+    assert job.join(240)
     assert job.state.phase == "done"
     assert len(job.state.rows) == 6
     assert sum("max_num_batched_tokens is 0" in r.problem for r in job.state.rows) == 3
     stopped = SweepJob(spec, n_jobs=1)
     stopped.cancel()
     stopped.start()
-    assert stopped.join(60)
+    assert stopped.join(240)
     assert stopped.state.phase == "cancelled"
     lost = SweepJob(spec, cluster="spark:nowhere")
     lost.start()
-    assert lost.join(60)
+    assert lost.join(240)
     assert "not understood" in lost.state.message
     ran = [r for r in job.state.rows if not r.problem]
     front = pareto_front(ran, (Goal("output_tokens_per_s"), Goal("ttft_p95", maximise=False)))
@@ -122,7 +122,7 @@ def test_the_page_runs_a_sweep_and_names_the_best(live: FakeLive) -> None:
     number.set_value(1).run()
     next(b for b in at.button if b.label == "Run the sweep").click().run()
     job = at.session_state["sweep_job"]
-    assert job.join(60)
+    assert job.join(240)
     at.run()
     assert not at.exception, [e.value for e in at.exception]
     shown = "\n".join(node.proto.body for node in at.get("html"))
@@ -176,7 +176,7 @@ def test_a_published_device_waits_for_the_host_of_this_machine(live: FakeLive) -
     at.run()
     next(b for b in at.button if b.label == "Run the sweep").click().run()
     job = at.session_state["sweep_job"]
-    assert job.join(60)
+    assert job.join(240)
     here, there = job.state.spec.axes[0].values
     host_s = at.session_state["whatif_known"].base.host_s
     assert there.step_overhead_s == host_s > 0

@@ -18,10 +18,11 @@ from tests.fake_snapshots import FakeRun
 
 VIEWERS, INTERVAL_S = 4, 0.1
 BOUND_STEPS = 1000
-WARM_UP, MEASURED = 200, 600
+WARM_UP, MEASURED = 150, 300
 """Refreshes; the warm-up lasts until histories and record hold as many steps as they ever will."""
-MOST_GROWTH_MB = 15.0
-"""50 MB in 2,000 refreshes, for so many; `python -m benchmarks soak` is the same for half an hour at the usual bounds."""
+MOST_GROWTH_MB = 7.5
+"""50 MB in 2,000 refreshes, for so many; `python -m benchmarks soak` is the same for half an hour at the usual bounds.
+The resident size of a server that keeps nothing moves by less than one."""
 LIMIT_S = 500.0
 
 
@@ -52,7 +53,7 @@ async def look(url: str, pid: int) -> tuple[list[tuple[int, float]], list[Viewer
 
 
 @pytest.mark.slow
-def test_memory_is_level_over_600_refreshes_with_a_busy_engine() -> None:
+def test_memory_is_level_over_300_refreshes_with_a_busy_engine() -> None:
     environment = os.environ | {"BATCHSCOPE_MODEL": "tiny", "BATCHSCOPE_DTYPE": "float32", "BATCHSCOPE_THINK_S": "0"}
     environment["BATCHSCOPE_HISTORY_STEPS"] = str(BOUND_STEPS)
     with serving("app:app", environment) as (url, server), ThreadPoolExecutor(1) as thread:
@@ -60,8 +61,8 @@ def test_memory_is_level_over_600_refreshes_with_a_busy_engine() -> None:
     assert [error for viewer in viewers for error in viewer.errors] == []
     assert samples, f"{BOUND_STEPS} steps and {WARM_UP} refreshes were not reached in {LIMIT_S:.0f} s"
     assert samples[-1][0] >= MEASURED, f"only {samples[-1][0]} refreshes after the warm-up"
-    warm = [mb for count, mb in samples if count < 100]
-    late = [mb for count, mb in samples if count >= MEASURED - 100]
+    warm = [mb for count, mb in samples if count < 75]
+    late = [mb for count, mb in samples if count >= MEASURED - 75]
     growth = statistics.median(late) - statistics.median(warm)
     print(f"{growth:.1f} MB over {MEASURED} refreshes, {late[-1]:.0f} MB at the end")
     assert growth <= MOST_GROWTH_MB
