@@ -23,7 +23,8 @@ from core.live_board import Board
 from core.live_ceilings import Probe
 from core.live_changes import check_load
 from core.live_commands import LiveCommands
-from core.live_host import EngineFactory, EngineHost
+from core.live_host import EngineHost
+from core.live_life import EngineFactory
 from core.live_loop import EngineLoop
 from core.load_spec import LoadSpec
 

@@ -16,7 +16,8 @@ from core.clock import WallClock
 from core.commands import Command, CommandQueue, CommandResult, Outcome
 from core.errors import BatchscopeError, InvariantError
 from core.executor import RemoteExecutor
-from core.live_host import EngineHost, StopRequested
+from core.live_host import EngineHost
+from core.live_life import StopRequested
 
 log = logging.getLogger(__name__)
 
