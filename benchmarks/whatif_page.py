@@ -51,7 +51,7 @@ key => {
         const began = performance.now();
         const look = () => {
             const now = answer();
-            if (now !== before && !now.startsWith('Simulating') && !dimmed()) {
+            if ((now !== before || seen.first !== null) && !now.startsWith('Simulating') && !dimmed()) {
                 const past = (performance.now() - began) / 1000;
                 seen.first = seen.first ?? past;
                 if (!now.includes('first answer')) { seen.whole = past; seen.text = now.split('\\n')[0]; return; }
