@@ -1,10 +1,10 @@
 """The pictures of docs/pictures, taken anew from the dashboard under load; needs chromium and the test requirements.
 
-    python -m benchmarks pictures [--users 64] [--only live,roofline] [--theme dark] [--out docs/pictures]
+    python -m benchmarks pictures [--users N] [--only live,roofline] [--theme dark] [--out docs/pictures]
 
-One dashboard on the real model, one browser, 1440 pixels wide. Pages that show the result of something (a tour, a fork,
-a failure mode, a report) are used as a person would use them before the picture is taken; that takes minutes, and these
-come last, because they begin the run anew.
+One dashboard on the real model under its first load, one browser, 1440 pixels wide. Pages that show the result of
+something (a tour, a fork, a failure mode, a report) are used as a person would use them before the picture is taken; that
+takes minutes, and these come last, because they begin the run anew.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ def small(source: Path, target: Path) -> int:
     """
     from PIL import Image
 
-    Image.open(source).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(target, optimize=True)
+    Image.open(source).convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(
+        target, optimize=True
+    )
     size = target.stat().st_size
     if size > MAX_BYTES:
         raise SystemExit(f"{target} has {size} bytes; more than {MAX_BYTES} are too many for a repository")
@@ -136,7 +138,7 @@ def small(source: Path, target: Path) -> int:
 def main(argv: list[str]) -> int:
     """Take the pictures; print the JSON line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks pictures", description=__doc__)
-    parser.add_argument("--users", type=int, default=64, help="of the closed loop")
+    parser.add_argument("--users", type=int, help="of the closed loop; what the dashboard starts with by default")
     parser.add_argument("--only", default="", help="names, with commas; all by default")
     parser.add_argument("--theme", choices=("dark", "light"), default="dark")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures")
@@ -151,7 +153,7 @@ def main(argv: list[str]) -> int:
     sizes: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as work, sync_playwright() as playwright:
         folder = Path(work)
-        with served(folder, BATCHSCOPE_USERS=str(args.users), BATCHSCOPE_THINK_S="1") as found:
+        with served(folder, **({"BATCHSCOPE_USERS": str(args.users)} if args.users else {})) as found:
             time.sleep(WARM_UP_S)
             browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=FLAGS)
             context = browser.new_context(color_scheme=args.theme)

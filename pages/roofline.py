@@ -141,7 +141,7 @@ def _marginal(view: View) -> None:
         f"Sequence {formats.count(number)} would add {formats.seconds(following)}",
         "predicted",
         how="Time that each further decoding sequence adds to a step. The first pays for reading all weights. No filled bar: no"
-        " decode steps of such sizes to compare yet.",
+        " decode steps of such sizes to compare yet; a load of fewer users, or the tour, makes some.",
     )
     frame.chart(
         table(marginal.marginal_frame(costs)),

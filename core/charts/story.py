@@ -97,7 +97,9 @@ def blocks_frame(story: Story, now_s: float) -> pd.DataFrame:
 
 
 _LEFT_PX = 38
-"""Room left of both charts, so that a time stands in the same place in both."""
+"""Room left of both charts, so that a time stands in the same place in both: the title of the axis lies within it."""
+
+_TITLE_PX = 10
 
 
 @lru_cache(maxsize=4)
@@ -122,7 +124,9 @@ def blocks_spec(theme: Theme) -> dict[str, Any]:
                 "type": "quantitative",
                 "title": "place in the block table",
                 "scale": {"reverse": True, "nice": False, "zero": True},
-                "axis": {"tickMinStep": 1, "format": "d", "minExtent": _LEFT_PX, "maxExtent": _LEFT_PX},
+                "axis": {
+                    "tickMinStep": 1, "format": "d", "minExtent": _LEFT_PX, "maxExtent": _LEFT_PX, "titleX": _TITLE_PX - _LEFT_PX,
+                },
             },
             "y2": {"field": "below"},
             "color": {"value": theme.decode},
@@ -134,7 +138,7 @@ def blocks_spec(theme: Theme) -> dict[str, Any]:
             ],
         },
         "config": style.vega_config(theme),
-    }
+    }  # fmt: skip
 
 
 @lru_cache(maxsize=4)
