@@ -315,3 +315,10 @@ def test_data_of_an_element_are_packed_only_where_that_is_worth_it():
     zlib_begins = 0x78
     assert sent[0] == zlib_begins
     assert "ZLIB = 0x78" in (element.ASSETS / "shared.js").read_text("utf-8"), "what the browser tells the two apart by"
+
+
+def test_the_queue_is_said_to_be_cut_only_where_it_is():
+    full = heavy_run().snapshot()
+    assert request_sets.payload(full, None)["asides"]["waiting"] == f"first {request_sets.MAX_WAITING} shown"
+    older = replace(full, waiting=full.waiting[:7], num_waiting=8)
+    assert request_sets.payload(older, None)["asides"]["waiting"] == ""

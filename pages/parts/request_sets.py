@@ -138,14 +138,14 @@ def payload(snapshot: EngineSnapshot, chosen: str | None) -> dict[str, Any]:
     totals = snapshot.totals
     ended = f"{formats.count(totals.finished)} finished, {formats.count(totals.cancelled)} cancelled"
     refused = f", {formats.count(totals.refused)} refused" if totals.refused else ""
-    hidden = snapshot.num_waiting - len(waiting)
+    is_cut = len(waiting) == MAX_WAITING < snapshot.num_waiting  # a stream of pictures lists the queue less often than it counts
     return {
         "scale": longest,
         "counts": counts,
         "counts_text": {name: formats.count(value) for name, value in counts.items()} | {"ended": ""},
         "asides": {
             "running": f"bars to one scale, full width = {formats.tokens(longest)}" if snapshot.running else "",
-            "waiting": f"first {len(waiting)} shown" if hidden > 0 else "",
+            "waiting": f"first {len(waiting)} shown" if is_cut else "",
             "preempted": f"{formats.count(totals.preemptions)} preemptions in all",
             "ended": ended + refused,
         },
