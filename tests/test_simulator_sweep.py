@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import socket
+import sys
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -240,6 +242,8 @@ def test_the_same_sweep_on_a_local_dask_cluster(monkeypatch: pytest.MonkeyPatch)
     distributed = pytest.importorskip("distributed", reason="dask[distributed] is not installed")
     spec = SweepSpec(BASE, AXES)
     alone = list(run_sweep(spec))
+    # Its workers run the main module anew, which a page's test in the same process has replaced by the page.
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster:
         monkeypatch.setattr(WhatIf, "run", not_here)
         assert list(run_sweep(spec, n_jobs=2, cluster=f"dask:{cluster.scheduler_address}")) == alone
