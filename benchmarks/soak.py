@@ -82,7 +82,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--users", type=int, default=32, help="of the closed loop")
     args = parser.parse_args(argv)
     seconds = 60 * args.minutes
-    with serving("app:app", {"BATCHSCOPE_USERS": str(args.users), "BATCHSCOPE_THINK_S": "0"}) as (url, server):
+    environment = {"BATCHSCOPE_USERS": str(args.users), "BATCHSCOPE_THINK_S": "0", "BATCHSCOPE_RAMP_S": "0"}
+    with serving("app:app", environment) as (
+        url,
+        server,
+    ):
         time.sleep(min(20.0, seconds / 4))
         with Samples(server.pid) as samples:
             viewers = asyncio.run(_watch_all(url, args.pages.split(","), args.viewers, seconds))

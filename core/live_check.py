@@ -110,7 +110,10 @@ class LiveRun:
             arrivals = live_arrivals([*self.ended, *under_way], base.model.vocab_size)
             return replace(base, arrivals=arrivals, load=None, trace=None)
         ample = 8 * (len(self.loop_ended) + len(self.live))  # more than fits: the loop must not run dry before it ends
-        return replace(base, load=observed_load(self.load, self.loop_ended, ample), arrivals=(), trace=None)
+        load = observed_load(self.load, self.loop_ended, ample)
+        if not self.was_running:
+            load = replace(load, ramp_s=self.load.ramp_s)
+        return replace(base, load=load, arrivals=(), trace=None)
 
     def pace(self, base: WhatIf) -> float:
         """Seconds of the window's steps / seconds that the law has for them; 1 for too few steps, or without a law."""

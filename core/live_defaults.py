@@ -8,6 +8,7 @@ BATCHSCOPE_SEED           seed of weights, sampling and load
 BATCHSCOPE_RATE           requests a second of the first load; 0 starts idle
 BATCHSCOPE_USERS          users of a closed loop as the first load, where no rate is given; five for four seats by default
 BATCHSCOPE_THINK_S        seconds that each of them waits between an answer and its next request
+BATCHSCOPE_RAMP_S         seconds in which they join one after another (20; 0: all at once)
 BATCHSCOPE_HISTORY_STEPS  steps kept for pages, bundles and replays (20,000); more take more memory
 BATCHSCOPE_PAUSED         1 starts paused
 BATCHSCOPE_CONTROL_TOKEN  taking control needs it
@@ -35,6 +36,9 @@ from core.snapshot import RooflineCeilings
 FIRST_USERS_PER_SEAT = 1.25
 FIRST_THINK_S = 0.0
 """More users than seats, who ask again at once: the batch is full and some wait, however slow or fast the machine is."""
+
+FIRST_RAMP_S = 20.0
+"""They join one by one: steps of all batch sizes are seen, and what a further sequence adds is measured from the start."""
 
 FIRST_BLOCKS_PER_SEAT = 18
 FIRST_PROMPTS = LengthSpec.lognormal(144, 0.6, 16, 768)
@@ -98,7 +102,8 @@ def load_from_environment(environment: Mapping[str, str], seats: int) -> LoadSpe
     if not environment.get("BATCHSCOPE_RATE"):
         users = int(_number(environment, "BATCHSCOPE_USERS", math.ceil(FIRST_USERS_PER_SEAT * seats)))
         think_s = _number(environment, "BATCHSCOPE_THINK_S", FIRST_THINK_S)
-        return replace(first, process=ArrivalProcess.CLOSED_LOOP, users=users, think_time_s=think_s)
+        ramp_s = _number(environment, "BATCHSCOPE_RAMP_S", FIRST_RAMP_S)
+        return replace(first, process=ArrivalProcess.CLOSED_LOOP, users=users, think_time_s=think_s, ramp_s=ramp_s)
     rate = _number(environment, "BATCHSCOPE_RATE", 0)
     return replace(first, rate_per_s=rate) if rate else None
 

@@ -69,6 +69,7 @@ class LoadSpec:
         rate_per_s: mean arrival rate of Poisson, Gamma and constant, requests/s.
         cv: coefficient of variation of the gaps, Gamma only (1 is Poisson, 0.1 nearly regular).
         users, think_time_s: closed loop; each user thinks for an exponential time of that mean (0: asks at once).
+        ramp_s: closed loop; the users join one after another, evenly over so many seconds (0: all at once).
         burst_size, burst_period_s: requests in a burst; seconds between bursts (0: one burst).
         num_requests: the load ends after so many; None is endless (a single burst ends after burst_size).
         prompt_tokens, output_tokens: length distributions; the output length becomes max_tokens.
@@ -85,6 +86,7 @@ class LoadSpec:
     cv: float = 3.0
     users: int = 8
     think_time_s: float = 0.0
+    ramp_s: float = 0.0
     burst_size: int = 16
     burst_period_s: float = 0.0
     num_requests: int | None = None
@@ -113,6 +115,7 @@ class LoadSpec:
         _real("cv", self.cv, 0.01, 100)
         _whole("users", self.users, 1, 100_000)
         _real("think_time_s", self.think_time_s, 0, 1e6)
+        _real("ramp_s", self.ramp_s, 0, 1e6)
         _whole("burst_size", self.burst_size, 1, 100_000)
         _real("burst_period_s", self.burst_period_s, 0, 1e6)
         if self.num_requests is not None:

@@ -127,9 +127,9 @@ def observed_load(load: LoadSpec, requests: Sequence[RequestRecord], num_request
     """A finite copy of the live load with the lengths and the shared prefixes that its requests really had.
 
     An output that ended with the model's end token is shorter than what was asked for, and a chat template adds to a
-    prompt; so lengths are taken from ended requests where there are enough of them.
+    prompt; so lengths are taken from ended requests where there are enough of them. All users of a loop are there already.
     """
-    spec = replace(load, prompt_kind=PromptKind.RANDOM, num_requests=num_requests)
+    spec = replace(load, prompt_kind=PromptKind.RANDOM, num_requests=num_requests, ramp_s=0.0)
     if load.process is ArrivalProcess.BURST and not load.burst_period_s:
         spec = replace(spec, num_requests=None)
     ended = ended_well(requests)

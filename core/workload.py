@@ -3,7 +3,7 @@
     Poisson      gaps ~ Exponential(1 / rate)
     Gamma        gaps ~ Gamma(shape = 1 / cv^2, scale = cv^2 / rate): same rate, burstier as cv grows
     constant     gaps = 1 / rate
-    closed loop  each of N users asks again `think time` after the last answer ended
+    closed loop  each of N users asks again `think time` after the last answer ended; they may join one after another
     burst        n requests at once, again every `burst_period_s` if that is not 0
 
 Nothing here reads a clock: a `LoadGenerator` is asked what is due at a time that the caller names, so the
@@ -84,7 +84,7 @@ class LoadGenerator:
     def _schedule_first(self, start_s: float) -> None:
         if self.spec.is_closed:
             for user in range(self.spec.users):
-                self._schedule(start_s + self._think() if self.spec.think_time_s else start_s, user)
+                self._schedule(start_s + self.spec.ramp_s * user / self.spec.users + self._think(), user)
         elif self.spec.process is ArrivalProcess.BURST:
             for _ in range(self.spec.burst_size):
                 self._schedule(start_s)

@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -242,6 +243,24 @@ def test_a_compiler_failure_leaves_the_plain_path_and_is_told(monkeypatch, caplo
     assert "no such instruction" in rig.backend.name
     assert "no such instruction" in caplog.text
     assert rig.step({0: ids(0, 5)}).isfinite().all()
+
+
+def test_closing_waits_for_no_compiler_and_drops_what_it_makes(monkeypatch):
+    from core.runtime.kernels import fast_path
+
+    may_end, compile_all = threading.Event(), fast_path.compile_all
+
+    def slow(*args):
+        assert may_end.wait(60)
+        return compile_all(*args)
+
+    monkeypatch.setattr(fast_path, "compile_all", slow)
+    rig = Rig(TINY, KernelBackend(wait=False))
+    rig.backend.close()
+    assert not may_end.is_set(), "closed while the compiler was at work"
+    may_end.set()
+    rig.backend.wait()
+    assert rig.backend._built is None
 
 
 def test_helper_threads_do_not_keep_the_process_alive():

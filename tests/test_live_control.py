@@ -173,6 +173,7 @@ def test_the_environment_says_what_the_dashboard_starts_with():
     assert load_from_environment({"BATCHSCOPE_RATE": "0"}, 32) is None
     assert load_from_environment({"BATCHSCOPE_RATE": "2.5", "BATCHSCOPE_SEED": "3"}, 32).rate_per_s == 2.5
     assert load_from_environment({}, 32).seed == 0
+    assert (load_from_environment({}, 32).ramp_s, load_from_environment({"BATCHSCOPE_RAMP_S": "0"}, 32).ramp_s) == (20.0, 0.0)
     with pytest.raises(ConfigError, match="BATCHSCOPE_RATE is 'fast'"):
         load_from_environment({"BATCHSCOPE_RATE": "fast"}, 32)
     with pytest.raises(ConfigError, match="dtype is 'int3'"):
@@ -183,9 +184,14 @@ def test_the_environment_says_what_the_dashboard_starts_with():
 def test_the_first_load_fills_seats_and_blocks_on_slow_and_fast_machines(pace):
     first, device = config_from_environment({}), DEVICES["L4"]
     load = load_from_environment({}, first.scheduler.max_num_seqs)
+    all_at_once = replace_knobs(load, num_requests=400, ramp_s=0.0)
     machine = dataclasses.replace(device, peak_flops=device.peak_flops * pace, memory_bandwidth=device.memory_bandwidth * pace)
     found = WhatIf(
-        SMOLLM2_135M, machine, first.scheduler, load=replace_knobs(load, num_requests=400), num_blocks=first.cache.num_blocks
+        SMOLLM2_135M,
+        machine,
+        first.scheduler,
+        load=all_at_once,
+        num_blocks=first.cache.num_blocks,
     ).run()
     steady = [point for point in found.series if 0.2 < point.time_s / found.duration_s < 0.7]
     assert all(point.waiting > 0 for point in steady)

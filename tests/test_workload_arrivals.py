@@ -113,6 +113,9 @@ def test_closed_loop_never_has_more_in_flight_than_users_and_thinks_between():
     (nxt,) = loop.due(100.0)
     assert (nxt.user, nxt.time_s, nxt.index) == (1, 100.0, 3)
 
+    joining = LoadGenerator(spec(process="closed_loop", users=4, ramp_s=8.0), PROMPTS, start_s=1.0)
+    assert [(a.user, a.time_s) for a in joining.due(100.0)] == [(0, 1.0), (1, 3.0), (2, 5.0), (3, 7.0)]
+
     thinking = LoadGenerator(spec(process="closed_loop", users=1, think_time_s=2.0, seed=8), PROMPTS)
     gaps, now = [], 0.0
     for _ in range(4000):
@@ -170,6 +173,7 @@ def test_shared_prefixes_come_at_their_share_and_are_equal_within_an_id():
         ({"users": 0}, "users is 0"),
         ({"users": 2.5}, "users is 2.5; give a whole number"),
         ({"think_time_s": -1}, "think_time_s is -1"),
+        ({"ramp_s": -1}, "ramp_s is -1"),
         ({"burst_size": 0}, "burst_size is 0"),
         ({"num_requests": 0}, "num_requests is 0"),
         ({"tenants": ()}, "tenant mix is empty"),

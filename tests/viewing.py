@@ -31,6 +31,7 @@ def served_copy(folder: Path) -> Iterator[tuple[str, int]]:
     port = free_port()
     command = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.port", str(port), "--server.headless", "true"]
     environment = os.environ | {"BATCHSCOPE_MODEL": "tiny", "BATCHSCOPE_DTYPE": "float32", "BATCHSCOPE_USERS": "4"}
+    environment["BATCHSCOPE_RAMP_S"] = "0"
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}"

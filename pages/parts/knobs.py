@@ -57,6 +57,7 @@ LOAD = (
     ),
     Knob("load", "users", "Users", "Users of the closed loop; each has at most one request under way.", only_for=_CLOSED),
     Knob("load", "think_time_s", "Think time (s)", "Mean pause of a user between two requests.", step=0.5, only_for=_CLOSED),
+    Knob("load", "ramp_s", "Ramp (s)", "Users join one after another over so long; 0: all at once.", step=5.0, only_for=_CLOSED),
     Knob("load", "burst_size", "Burst size", "Requests that arrive at once.", only_for=_BURST),
     Knob("load", "burst_period_s", "Burst period (s)", "Seconds between bursts; 0 is a single burst.", step=1.0, only_for=_BURST),
     Knob("load", "prompt_kind", "Prompts", "Windows of text, questions in the chat template, or random tokens.", PromptKind),

@@ -87,7 +87,9 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     if CHROMIUM is None:
         pytest.skip("chromium is not on the path")
     # Few users: on two cores the engine would otherwise leave the browser too little to paint with.
-    running = start_dashboard(tmp_path_factory.mktemp("dashboard"), BATCHSCOPE_USERS="2", BATCHSCOPE_THINK_S="6")
+    running = start_dashboard(
+        tmp_path_factory.mktemp("dashboard"), BATCHSCOPE_USERS="2", BATCHSCOPE_THINK_S="6", BATCHSCOPE_RAMP_S="0"
+    )
     yield running
     if running.process.poll() is None:
         os.killpg(running.process.pid, signal.SIGKILL)  # how it ends when asked has a test of its own

@@ -8,6 +8,7 @@ before, compiled code comes from the user's cache folder and `bind` simply waits
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from typing import TYPE_CHECKING
@@ -100,6 +101,7 @@ class KernelBackend(PlainBackend):
         self._fast: FastPath | None = None
         self._built: FastPath | None = None
         self._ran_fast = False
+        self._is_closed = False
         self._loaded: StepBatch | None = None
 
     @property
@@ -116,6 +118,7 @@ class KernelBackend(PlainBackend):
         super().bind(spec, weights)
         self._job = threading.Thread(target=self._build, args=(spec, weights), name="kernel-compiler", daemon=True)
         self._job.start()
+        atexit.register(self.wait)  # the end of the process must not take the compiler's libraries from under it
         if self._wait:
             self.wait()
         if self._failure and self._weight_dtype == "int8":
@@ -131,6 +134,7 @@ class KernelBackend(PlainBackend):
         """Wait until the kernels are compiled; the next step uses them."""
         if self._job is not None:
             self._job.join()
+            atexit.unregister(self.wait)
 
     def bind_cache(self, cache: KVCache) -> None:
         super().bind_cache(cache)
@@ -169,7 +173,8 @@ class KernelBackend(PlainBackend):
         return self._fast.best_tokens() if self._fast is not None and self._ran_fast else None
 
     def close(self) -> None:
-        self.wait()
+        """Give everything back at once; a compiler that is still at work ends by itself, and what it makes is dropped."""
+        self._is_closed = True
         self._fast = self._built = None
         super().close()
 
@@ -179,6 +184,8 @@ class KernelBackend(PlainBackend):
 
             dtype = _DTYPES[weights.embedding.dtype]
             self._built = FastPath(spec, weights, dtype, self._threads, self._weight_dtype, widen=self._widen)
+            if self._is_closed:
+                self._built = None
             (cache_folder() / _MARKER).touch()
         except Exception as error:
             self._failure = f"kernels failed to compile: {error}"
