@@ -77,7 +77,7 @@ def _compared(page: Any) -> None:
 
 def _cured(page: Any) -> None:
     page.get_by_role("button", name="Run it, then cure it").first.click()
-    _wait_for(page, "times better")
+    _wait_for(page, "cure: batch_policy")
     page.wait_for_timeout(2000)
 
 

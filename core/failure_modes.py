@@ -82,7 +82,7 @@ SMALL = ModelSpec(
 )  # fmt: skip
 """A model whose step is so short that the host's share of it shows: 11 million weights, mostly read from cache."""
 
-_RAGGED = LengthSpec.empirical([8, 8, 8, 12, 12, 16, 16, 96])
+_RAGGED = LengthSpec.empirical([24, 24, 24, 36, 36, 48, 48, 288])
 _SHORT = LengthSpec.uniform(8, 24)
 
 FAILURE_MODES: tuple[FailureMode, ...] = (
@@ -93,7 +93,7 @@ FAILURE_MODES: tuple[FailureMode, ...] = (
         question="Why does throughput fall although every seat is taken?",
         mechanism="A batch that is fixed at admission keeps the seats of finished requests until its longest member ends.",
         look_at="The lane before: grey work on rows that have ended",
-        load=_burst(24, LengthSpec.fixed(24), _RAGGED),
+        load=_burst(32, LengthSpec.fixed(24), _RAGGED, seed=95),  # a long output in each of the four fixed batches
         scheduler={"batch_policy": "fixed", "max_num_seqs": 8, "max_num_batched_tokens": 512},
         cache={"num_blocks": 256, "enable_prefix_caching": False},
         cure_scheduler={"batch_policy": "chunked"},
@@ -107,7 +107,7 @@ FAILURE_MODES: tuple[FailureMode, ...] = (
         question="Why does a short prompt cost as much as the longest one beside it?",
         mechanism="A rectangular batch pads every prompt to the longest; the padded positions are computed and thrown away.",
         look_at="The lane before: grey positions of the prefill steps",
-        load=_burst(16, LengthSpec.empirical([12, 12, 16, 16, 20, 24, 24, 224]), LengthSpec.fixed(12)),
+        load=_burst(64, LengthSpec.empirical([12, 12, 16, 16, 20, 24, 24, 224]), LengthSpec.fixed(12)),
         scheduler={"batch_policy": "fixed", "max_num_seqs": 8, "max_num_batched_tokens": 512},
         cache={"num_blocks": 256, "enable_prefix_caching": False},
         cure_scheduler={"batch_policy": "chunked"},

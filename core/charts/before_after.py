@@ -59,7 +59,7 @@ def lane_spec(theme: Theme) -> dict[str, Any]:
                 "type": "quantitative",
                 "title": "tokens/s",
                 "stack": "zero",
-                "axis": {"format": "~s"},
+                "axis": {"labelExpr": "isNaN(datum.value) ? '' : format(datum.value, '~s')"},  # a run that has not begun
             },
             "color": {
                 "field": "part",
