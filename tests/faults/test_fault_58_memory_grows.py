@@ -34,7 +34,8 @@ def steps(url: str) -> float:
 
 async def look(url: str, pid: int) -> tuple[list[tuple[int, float]], list[Viewer]]:
     """Viewers of the live page; (refreshes since the warm-up, resident MB of the server) each second after it."""
-    viewers = [Viewer(url, "live", interval_s=INTERVAL_S) for _ in range(VIEWERS)]
+    seen = asyncio.Event()  # a cancelled wait for a message may go on all the same, to the end of LIMIT_S
+    viewers = [Viewer(url, "live", interval_s=INTERVAL_S, goes_on=lambda: not seen.is_set()) for _ in range(VIEWERS)]
     watching = [asyncio.create_task(viewer.watch(LIMIT_S)) for viewer in viewers]
     samples: list[tuple[int, float]] = []
     base = 0
@@ -45,8 +46,7 @@ async def look(url: str, pid: int) -> tuple[list[tuple[int, float]], list[Viewer
             base = refreshes
         if base:
             samples.append((refreshes - base, status(pid)[0]))
-    for task in watching:
-        task.cancel()
+    seen.set()
     await asyncio.gather(*watching, return_exceptions=True)
     await asyncio.sleep(1.0)  # the connections close
     return samples, viewers
