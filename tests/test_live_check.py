@@ -39,9 +39,12 @@ def test_a_closed_loop_is_compared_as_a_closed_loop_that_was_running() -> None:
     begun = live_run(PICTURE, RUN.history(), 0.0, LOOP).records
     first = live_run(PICTURE, [replace(r, step=i + 1) for i, r in enumerate(begun)], 0.0, LOOP)
     assert (first.was_running, first.warm_up_s) == (False, 0.0), "the window begins with the load"
-    run = live_run(PICTURE, RUN.history(), PICTURE.time_s / 4, LOOP)
+    joining = replace(LOOP, ramp_s=7.0)
+    assert replace(first, load=joining).what(BASE).load.ramp_s == 7.0, "its users joined within the window"
+    run = live_run(PICTURE, RUN.history(), PICTURE.time_s / 4, joining)
     what = run.what(BASE)
     assert what.load is not None
+    assert what.load.ramp_s == 0.0, "they are all there"
     assert (what.load.users, what.load.is_closed, what.load.output_tokens.kind) == (5, True, LengthKind.EMPIRICAL)
     assert 0 < run.warm_up_s <= run.span_s
     result = what.run(max_time_s=run.span_s, warm_up_s=run.warm_up_s)
