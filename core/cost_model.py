@@ -125,6 +125,8 @@ class CostModel:
     embedding_row_bytes: float
     kv_read_per_token: float
     comm_bytes_per_token: float
+    coded_tokens: int = 0
+    coded_share: float = 1.0
 
     @classmethod
     def of(
@@ -138,12 +140,16 @@ class CostModel:
         tensor_parallel: int = 1,
         weight_bytes_read: float | None = None,
         kv_bytes_per_token: float | None = None,
+        coded_tokens: int = 0,
+        coded_bytes_read: float = 0.0,
     ) -> CostModel:
         """Derive the coefficients.
 
         Args:
             head_dtype: format of head and embedding; None is `weight_dtype` (4-bit checkpoints keep them at 16 bit).
             weight_bytes_read, kv_bytes_per_token: figures of the real tensors, which win over the geometry.
+            coded_tokens, coded_bytes_read: a step of at most so many tokens reads a coded copy of the weights, so many
+                bytes instead of `weight_bytes_read`; 0 where there is none.
 
         Raises:
             ConfigError: for an unknown format or a group that does not divide the query heads.
@@ -180,6 +186,8 @@ class CostModel:
             embedding_row_bytes=spec.hidden_size * head_each / tp,
             kv_read_per_token=kv * kv_heads_here,
             comm_bytes_per_token=(2 * spec.num_layers * spec.hidden_size * DTYPE_BYTES[activation_dtype] * 2 * (tp - 1) / tp),
+            coded_tokens=coded_tokens if weight_bytes_read else 0,
+            coded_share=coded_bytes_read / weight_bytes_read if weight_bytes_read and coded_tokens else 1.0,
         )
 
     def flops(self, sums: StepSums) -> tuple[float, float, float]:
@@ -194,11 +202,13 @@ class CostModel:
         """Weights read by a step: all dense ones, the experts touched, the head if it samples, embedding rows."""
         if not sums.query_tokens:
             return 0.0
-        total = self.dense_bytes + self.embedding_row_bytes * sums.query_tokens
+        total = self.dense_bytes + (self.head_bytes if sums.sampled else 0.0)
         if self.expert_bytes:
             spec = self.spec
             total += self.expert_bytes * experts_touched(spec.num_experts, spec.num_experts_per_tok, sums.query_tokens)
-        return total + (self.head_bytes if sums.sampled else 0.0)
+        if sums.query_tokens <= self.coded_tokens:
+            total *= self.coded_share
+        return total + self.embedding_row_bytes * sums.query_tokens
 
     def cost_of_sums(
         self, run: StepSums, useful: StepSums | None = None, swap_bytes: float = 0.0, copy_bytes: float = 0.0
@@ -247,6 +257,8 @@ def cost_model(
     tensor_parallel: int = 1,
     weight_bytes_read: float | None = None,
     kv_bytes_per_token: float | None = None,
+    coded_tokens: int = 0,
+    coded_bytes_read: float = 0.0,
 ) -> CostModel:
     """A cached `CostModel.of`."""
     return CostModel.of(
@@ -257,6 +269,8 @@ def cost_model(
         tensor_parallel=tensor_parallel,
         weight_bytes_read=weight_bytes_read,
         kv_bytes_per_token=kv_bytes_per_token,
+        coded_tokens=coded_tokens,
+        coded_bytes_read=coded_bytes_read,
     )
 
 

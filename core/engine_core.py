@@ -96,6 +96,8 @@ class EngineCore:
             activation_dtype=self.info.dtype,
             weight_bytes_read=self.info.weight_bytes_read,
             kv_bytes_per_token=self.info.kv_bytes_per_token,
+            coded_tokens=self.info.coded_tokens,
+            coded_bytes_read=self.info.coded_bytes_read,
         )
 
     def apply(self, command: EngineCommand) -> None:
@@ -265,6 +267,8 @@ class EngineCore:
             self._late_s = None
 
     def _note(self, output: SchedulerOutput, result: ModelRunnerOutput, times: StepTimes, counts: StepCounts) -> None:
+        if self.info.kind == "measured" and self.executor.info is not self.info:
+            self._read_info()  # other kernels have taken over
         record = build_step_record(
             output,
             result,

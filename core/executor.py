@@ -20,6 +20,8 @@ class ExecutorInfo:
     Attributes:
         weight_bytes: bytes of all stored weights.
         weight_bytes_read: bytes of weights that one step reads (the embedding table is looked up, a tied head is read).
+        coded_tokens: a step of at most so many tokens reads a coded copy of the weights; 0 where there is none.
+        coded_bytes_read: bytes of weights that such a step reads.
         kv_bytes_per_token: bytes of keys and values of one token over all layers, from the real tensors.
         fallback: "" or why a synthetic model stands in for the one asked for.
         kernels: names of the code paths in use, e.g. "numba paged attention".
@@ -40,6 +42,8 @@ class ExecutorInfo:
     kernels: str = ""
     graphs: str = ""
     kind: str = "measured"  # "measured", "predicted" or "replayed"
+    coded_tokens: int = 0
+    coded_bytes_read: int = 0
 
 
 class Executor(Protocol):

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from core.cost_model import CostModel, StepSums, experts_touched
 from core.devices import DeviceSpec
 from core.latency import gaps_s, percentiles, slo_met, tpot_s
-from core.model_spec import ModelSpec
 from core.request import Request
 from core.sim_series import GapHistogram
 from core.snapshot import Percentiles
@@ -30,13 +29,25 @@ FINISHED = frozenset(("stop", "length", "capacity"))
 class _Column:
     """Step sums added up."""
 
-    __slots__ = ("attended", "context", "experts", "queries", "sampled", "sampling_steps", "steps")
+    __slots__ = (
+        "attended",
+        "coded_sampling",
+        "coded_steps",
+        "context",
+        "experts",
+        "queries",
+        "sampled",
+        "sampling_steps",
+        "steps",
+    )
 
     def __init__(self) -> None:
         self.steps = self.queries = self.sampled = self.sampling_steps = self.context = self.attended = 0
+        self.coded_steps = self.coded_sampling = 0
         self.experts = 0.0
 
-    def add(self, sums: StepSums, spec: ModelSpec) -> None:
+    def add(self, sums: StepSums, cost: CostModel) -> None:
+        spec = cost.spec
         self.steps += 1
         self.queries += sums.query_tokens
         self.context += sums.context_tokens
@@ -44,6 +55,9 @@ class _Column:
         if sums.sampled:
             self.sampled += sums.sampled
             self.sampling_steps += 1
+        if sums.query_tokens <= cost.coded_tokens:
+            self.coded_steps += 1
+            self.coded_sampling += sums.sampled > 0
         if spec.num_experts:
             self.experts += experts_touched(spec.num_experts, spec.num_experts_per_tok, sums.query_tokens)
 
@@ -55,11 +69,15 @@ class _Column:
             + cost.head_flops * self.sampled
         )
 
+    def weight_bytes(self, cost: CostModel) -> float:
+        """Weights read; steps of few tokens read a coded copy where there is one, which no mixture of experts has."""
+        saved = 1.0 - cost.coded_share
+        weights = cost.dense_bytes * (self.steps - saved * self.coded_steps) + cost.embedding_row_bytes * self.queries
+        return weights + cost.head_bytes * (self.sampling_steps - saved * self.coded_sampling) + cost.expert_bytes * self.experts
+
     def bytes(self, cost: CostModel) -> float:
         """Weights, KV read, KV written."""
-        weights = cost.dense_bytes * self.steps + cost.embedding_row_bytes * self.queries
-        weights += cost.head_bytes * self.sampling_steps + cost.expert_bytes * self.experts
-        return weights + cost.kv_read_per_token * (self.context + self.queries)
+        return self.weight_bytes(cost) + cost.kv_read_per_token * (self.context + self.queries)
 
 
 def _least_memory_s(device: DeviceSpec, moved_bytes: float) -> float:
@@ -90,12 +108,11 @@ class WorkSums:
         """Take one step in; `useful` is `run` itself if nothing is padded."""
         self.busy_s += duration_s
         self.rows += useful.rows
-        spec = self._cost.spec
         if useful is run:
-            self._run.add(run, spec)
+            self._run.add(run, self._cost)
         else:
-            self._padded_run.add(run, spec)
-            self._padded_useful.add(useful, spec)
+            self._padded_run.add(run, self._cost)
+            self._padded_useful.add(useful, self._cost)
         if self._device is not None and duration_s > 0:
             self._judge(self._device, duration_s, useful)
         self._moved_bytes += swap_bytes + 2 * copy_bytes
@@ -145,6 +162,11 @@ class WorkSums:
     @property
     def moved_bytes(self) -> float:
         return self._run.bytes(self._cost) + self._padded_run.bytes(self._cost) + self._moved_bytes
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of weights among the moved ones."""
+        return self._run.weight_bytes(self._cost) + self._padded_run.weight_bytes(self._cost)
 
     @property
     def useful_bytes(self) -> float:

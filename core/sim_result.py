@@ -72,6 +72,7 @@ class SimulationResult:
     prefix_hit_rate: float | None
     flops: float
     moved_bytes: float
+    weight_bytes: float
     useful_share: float
     mfu: float | None
     mbu: float | None
@@ -143,6 +144,7 @@ def build_result(run: Simulation) -> SimulationResult:
         prefix_hit_rate=hits,
         flops=s.flops,
         moved_bytes=s.moved_bytes,
+        weight_bytes=s.weight_bytes,
         useful_share=s.useful_flops / s.flops if s.flops else 1.0,
         mfu=s.mfu(),
         mbu=s.mbu(),

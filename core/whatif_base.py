@@ -58,6 +58,8 @@ def live_cost(info: ExecutorInfo) -> CostModel:
         head_dtype=info.dtype,
         weight_bytes_read=float(info.weight_bytes_read),
         kv_bytes_per_token=float(info.kv_bytes_per_token),
+        coded_tokens=info.coded_tokens,
+        coded_bytes_read=float(info.coded_bytes_read),
     )
 
 

@@ -44,9 +44,9 @@ TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 0.05}
 class Rig:
     """A model with its own NaN-filled cache and the rows that it has been fed."""
 
-    def __init__(self, spec, backend, dtype=torch.float32, block_size=16, rows=4, seed=0):
+    def __init__(self, spec, backend, dtype=torch.float32, block_size=16, rows=4, seed=0, weights=None):
         self.spec, self.block_size = spec, block_size
-        weights = SyntheticSource(spec, 1).weights(dtype, CPU, 512)
+        weights = weights or SyntheticSource(spec, 1).weights(dtype, CPU, 512)
         self.model = DecoderModel(spec, weights, backend)
         self.backend = backend
         width = -(-256 // block_size)

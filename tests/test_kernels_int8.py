@@ -40,7 +40,7 @@ def test_a_tile_multiplies_by_the_rounded_weights(name, rows, panels):
     packed = pack(weight, int8=True)
     assert packed.panel_bytes == 64 + 16 * k
     out = torch.zeros(rows, n)
-    kernel(name, "int8")(at(x), k, packed.address, packed.panel_bytes, 64, k, at(out), n, STORE, packed.address, 0)
+    kernel(name, "int8")(at(x), k, packed.address, packed.panel_bytes, 64, k, at(out), n, STORE, packed.address, 0, 0)
     q, scale = quantise(weight)
     torch.testing.assert_close(out, chain(x, q * scale[:, None]), rtol=1e-5, atol=1e-5)
 
@@ -55,7 +55,7 @@ def test_a_tile_of_pairs_multiplies_by_the_rounded_weights(name, rows, panels):
     k, n = 96, 16 * panels
     weight, x = torch.randn(n, k, generator=g), torch.randn(rows, k, generator=g).bfloat16()
     packed, out = pack(weight, int8=True), torch.zeros(rows, n)
-    kernel(name, INT8_BF16_PAIRS)(at(x), k, packed.address, packed.panel_bytes, 64, k, at(out), n, STORE, packed.address, 0)
+    kernel(name, INT8_BF16_PAIRS)(at(x), k, packed.address, packed.panel_bytes, 64, k, at(out), n, STORE, packed.address, 0, 0)
     q, scale = quantise(weight)
     torch.testing.assert_close(out, chain(x.float(), q * scale[:, None]), rtol=1e-4, atol=1e-4)
 

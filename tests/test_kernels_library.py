@@ -50,7 +50,7 @@ def test_a_tile_is_the_product(rows, dtype):
     before = torch.randn(rows, 16, generator=g)
     for mode in (STORE, ADD, CONTINUE):
         out = before.clone()
-        kernel(f"tile_{rows - 1}", dtype)(at(x), k, packed.address, 0, 64, k, at(out), 16, mode, packed.address, rows % 4)
+        kernel(f"tile_{rows - 1}", dtype)(at(x), k, packed.address, 0, 64, k, at(out), 16, mode, packed.address, 32, rows % 4)
         expected = chain(x, weight) + (0 if mode == STORE else before)
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
@@ -65,10 +65,10 @@ def test_several_panels_at_once_give_the_same_bits_as_one_by_one(name, rows, pan
     packed = pack(weight)
     wide, narrow = torch.zeros(rows, n), torch.zeros(rows, n)
     step = packed.panel_bytes
-    kernel(name, dtype)(at(x), k, packed.address, step, 64, k, at(wide), n, STORE, packed.address, 0)
+    kernel(name, dtype)(at(x), k, packed.address, step, 64, k, at(wide), n, STORE, packed.address, 0, 0)
     for j in range(panels):
         target = at(narrow) + 64 * j
-        kernel(f"tile_{rows - 1}", dtype)(at(x), k, packed.address + j * step, 0, 64, k, target, n, STORE, packed.address, 0)
+        kernel(f"tile_{rows - 1}", dtype)(at(x), k, packed.address + j * step, 0, 64, k, target, n, STORE, packed.address, 0, 0)
     assert torch.equal(wide, narrow)
     torch.testing.assert_close(wide, chain(x, weight), rtol=1e-5, atol=1e-5)
 
@@ -102,13 +102,13 @@ def test_a_tile_of_pairs_is_the_product_and_each_output_the_same_bits_in_any_til
     for mode in (STORE, ADD, CONTINUE):
         both, one, four = before.clone(), before.clone(), before.clone()
         for j in (0, 2):
-            where = (packed.address + j * step, step, 64, k, at(both) + 64 * j, 64, mode, packed.address, rows % 4)
+            where = (packed.address + j * step, step, 64, k, at(both) + 64 * j, 64, mode, packed.address, 32, rows % 4)
             kernel(f"tile_pair_{rows - 1}", BF16_PAIRS)(at(x), k, *where)
         for row in range(rows):
             for j in range(4):
-                where = (packed.address + j * step, 0, 64, k, at(one[row]) + 64 * j, 64, mode, packed.address, rows % 4)
+                where = (packed.address + j * step, 0, 64, k, at(one[row]) + 64 * j, 64, mode, packed.address, 32, rows % 4)
                 kernel("tile_0", BF16_PAIRS)(at(x[row]), k, *where)
-            where = (packed.address, step, 64, k, at(four[row]), 64, mode, packed.address, rows % 4)
+            where = (packed.address, step, 64, k, at(four[row]), 64, mode, packed.address, 32, rows % 4)
             kernel("tile_1x4", BF16_PAIRS)(at(x[row]), k, *where)
         torch.testing.assert_close(both, chain(x, weight) + (0 if mode == STORE else before), rtol=1e-4, atol=1e-4)
         assert torch.equal(both, one)
@@ -157,10 +157,10 @@ def test_a_row_of_a_tile_does_not_depend_on_its_companions():
     packed = pack(torch.randn(16, k, generator=g).bfloat16())
     x = torch.randn(6, k, generator=g)
     together = torch.zeros(6, 16)
-    kernel("tile_5", "bfloat16")(at(x), k, packed.address, 0, 64, k, at(together), 16, STORE, packed.address, 0)
+    kernel("tile_5", "bfloat16")(at(x), k, packed.address, 0, 64, k, at(together), 16, STORE, packed.address, 0, 0)
     for row in range(6):
         alone = torch.zeros(1, 16)
-        kernel("tile_0", "bfloat16")(at(x[row]), k, packed.address, 0, 64, k, at(alone), 16, STORE, packed.address, 0)
+        kernel("tile_0", "bfloat16")(at(x[row]), k, packed.address, 0, 64, k, at(alone), 16, STORE, packed.address, 0, 0)
         assert torch.equal(alone[0], together[row])
 
 

@@ -83,7 +83,8 @@ _UNITS = {"compute": "FLOP", "DRAM": "B", "cache": "B"}
 
 def model_of(info: ExecutorInfo) -> CostModel:
     """The cost model of what runs, from the bytes of its real tensors."""
-    return cost_model(info.spec, info.dtype, info.dtype, None, 1, float(info.weight_bytes_read), float(info.kv_bytes_per_token))
+    read, kv, coded = float(info.weight_bytes_read), float(info.kv_bytes_per_token), float(info.coded_bytes_read)
+    return cost_model(info.spec, info.dtype, info.dtype, None, 1, read, kv, info.coded_tokens, coded)
 
 
 def time_of(record: StepRecord, basis: str) -> float:

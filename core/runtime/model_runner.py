@@ -68,6 +68,8 @@ class ModelRunner:
         self._model = DecoderModel(spec, weights, backend)
         self._sampler = Sampler(spec.eos_token_ids)
         self._closed = False
+        self._info: ExecutorInfo | None = None
+        self._info_paths: tuple[object, ...] = ()
         self._prepared: PreparedStep | None = None
         self._cache: KVCache
         self._host: KVCache | None = None
@@ -76,22 +78,34 @@ class ModelRunner:
 
     @property
     def info(self) -> ExecutorInfo:
+        """One object as long as nothing in it changes."""
+        backend = self._model.backend
+        paths = (backend.name, str(getattr(backend, "graph_label", "")), self._cache.num_blocks, self._cache.block_size)
+        if self._info is None or self._info_paths != paths:
+            self._info, self._info_paths = self._describe(), paths
+        return self._info
+
+    def _describe(self) -> ExecutorInfo:
         stored, read = self._weight_bytes
-        saved = int(getattr(self._model.backend, "saved_bytes", 0))  # a backend may hold the matrices in fewer bits
+        backend = self._model.backend
+        saved = int(getattr(backend, "saved_bytes", 0))  # a backend may hold the matrices in fewer bits
+        coded = int(getattr(backend, "coded_bytes", 0))  # or a second time, for steps of few tokens
         return ExecutorInfo(
             spec=self._spec,
             model_label=self._label,
             device=_device_label(self._device),
             dtype=str(self._dtype).removeprefix("torch."),
-            weight_bytes=stored - saved,
+            weight_bytes=stored - saved + coded,
             weight_bytes_read=read - saved,
             kv_bytes_per_token=self._cache.bytes_per_token,
             block_size=self._cache.block_size,
             num_blocks=self._cache.num_blocks,
             num_threads=self._num_threads if self._device.type == "cpu" else 0,
             fallback=self._fallback,
-            kernels=self._model.backend.name,
-            graphs=str(getattr(self._model.backend, "graph_label", "")),
+            kernels=backend.name,
+            graphs=str(getattr(backend, "graph_label", "")),
+            coded_tokens=int(getattr(backend, "coded_tokens", 0)),
+            coded_bytes_read=read - int(getattr(backend, "coded_saved_bytes", 0)) if coded else 0,
         )
 
     @property

@@ -152,6 +152,8 @@ class WorkerExecutor:
             answer = self._exchange(("step", scheduler_output), f"in step {scheduler_output.step}")
             output: ModelRunnerOutput = answer[1]
             busy_s: float = answer[2]
+            if answer[3] is not None:
+                self._info = answer[3]
             transfer_s = max(self._clock.now() - start_s - busy_s, 0.0)
             self._steps += 1
             if self._steps % _STDERR_CHECK_STEPS == 0:

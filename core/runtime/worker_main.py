@@ -5,7 +5,8 @@
       <------------- ("progress", text) ...
       <------------- ("ready", ExecutorInfo)    or ("failed", class name, text)
       ("step", SchedulerOutput) ------------->  execute_model
-      <------------- ("done", ModelRunnerOutput, busy seconds)   or ("error", class name, text, traceback)
+      <------------- ("done", ModelRunnerOutput, busy seconds, ExecutorInfo if it changed, else None)
+                     or ("error", class name, text, traceback)
       ("call", name, arguments) ------------->  any other method
       <------------- ("result", value, ExecutorInfo)
       end of file ---------------------------->  exit
@@ -106,17 +107,21 @@ def _load(channel: Channel) -> Executor | None:
 
 def _serve(channel: Channel, executor: Executor) -> None:
     clock = WallClock()
+    told = executor.info
     while True:
         message = channel.receive()
         try:
             if message[0] == "step":
                 start_s = clock.now()
                 output = executor.execute_model(message[1])
-                channel.send(("done", output, clock.now() - start_s))
+                now = executor.info  # another object once other kernels have taken over
+                channel.send(("done", output, clock.now() - start_s, None if now is told else now))
+                told = now
             else:
                 _, name, arguments = message
                 value: Any = getattr(executor, name)(*arguments)
-                channel.send(("result", value, executor.info))
+                told = executor.info
+                channel.send(("result", value, told))
         except Exception as error:
             channel.send(("error", type(error).__name__, str(error) or repr(error), traceback.format_exc()))
 

@@ -35,7 +35,7 @@ def _mean_context(target: WhatIf, result: SimulationResult) -> int:
     """Cached tokens of a row, from the bytes that the run read."""
     setup = target.setup()
     per_token = setup.cost.kv_read_per_token
-    kv = result.moved_bytes - result.steps * (setup.cost.dense_bytes + setup.cost.head_bytes)
+    kv = result.moved_bytes - result.weight_bytes
     rows = max(result.mean_batch * result.steps, 1.0)
     return max(round(kv / per_token / rows), 1) if per_token else 1
 

@@ -20,7 +20,6 @@ import math
 import numpy as np
 
 from core.runtime.kernels.compiler import part
-from core.runtime.kernels.gemm import FLOAT_BYTES, PAIRS_BYTES, PANEL, PANEL_BYTES
 from core.runtime.kernels.memory import load_f32, load_i32, load_i64, store_f32, store_i64
 from core.runtime.kernels.microkernel import (
     CONTINUE,
@@ -32,6 +31,7 @@ from core.runtime.kernels.microkernel import (
     tile_listed_4,
     tile_pair,
 )
+from core.runtime.kernels.tiles import FLOAT_BYTES, PAIRS_BYTES, PANEL, PANEL_BYTES
 from core.runtime.kernels.vector import exp_one, exp_sum, fetch_rows, fill, mask_max, scale, transpose
 
 SEGMENT = 128
@@ -74,9 +74,9 @@ def _score_tiles(products: int, size: int, rows: int, head_dim: int, query: int,
         q, out = query + row * head_dim * size, target + row * SEGMENT * FLOAT_BYTES
         if panels == 2:
             second = head_dim * PAIRS_BYTES * PANEL
-            tile_pair(products, m - 1, q, head_dim, panel, second, PANEL_BYTES, head_dim, out, SEGMENT, STORE, panel, 0)
+            tile_pair(products, m - 1, q, head_dim, panel, second, PANEL_BYTES, head_dim, out, SEGMENT, STORE, panel, 0, 0)
         else:
-            tile(products, m - 1, q, head_dim, panel, 0, PANEL_BYTES, head_dim, out, SEGMENT, STORE, panel, 0)
+            tile(products, m - 1, q, head_dim, panel, 0, PANEL_BYTES, head_dim, out, SEGMENT, STORE, panel, 0, 0)
         row += m
 
 

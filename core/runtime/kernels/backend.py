@@ -88,11 +88,14 @@ class KernelBackend(PlainBackend):
         threads: size of the team; 0 takes torch.get_num_threads().
         weight_dtype: "same", or "int8" (a failure to compile then raises: there is no plain path for it).
         widen: multiply in float32 also where the processor multiplies bfloat16.
+        coded: keep a coded copy of bfloat16 weights for small steps, see `coding`.
     """
 
-    def __init__(self, wait: bool = True, threads: int = 0, weight_dtype: str = "same", *, widen: bool = False) -> None:
+    def __init__(
+        self, wait: bool = True, threads: int = 0, weight_dtype: str = "same", *, widen: bool = False, coded: bool = True
+    ) -> None:
         super().__init__()
-        self._widen = widen
+        self._widen, self._coded = widen, coded
         self._weight_dtype = weight_dtype
         self._wait = wait
         self._threads = threads or torch.get_num_threads()
@@ -111,6 +114,7 @@ class KernelBackend(PlainBackend):
             notes = [f"{self._threads} threads"]
             notes += ["int8 weights"] if self._weight_dtype == "int8" else []
             notes += ["bfloat16 products"] if "pairs" in ready.products else []
+            notes += [f"weights coded without loss up to {ready.coded_tokens} rows"] if ready.coded_tokens else []
             return f"compiled kernels, {', '.join(notes)}"
         return f"plain PyTorch ({self._failure or 'kernels are being compiled'})"
 
@@ -129,6 +133,24 @@ class KernelBackend(PlainBackend):
         """Bytes of weights that a step reads less than the plain path would, because they are packed in int8."""
         ready = self._fast or self._built
         return 0 if ready is None else ready.saved_bytes
+
+    @property
+    def coded_tokens(self) -> int:
+        """A step of at most so many tokens reads a coded copy of the weights; 0 where there is none."""
+        ready = self._fast or self._built
+        return 0 if ready is None else ready.coded_tokens
+
+    @property
+    def coded_bytes(self) -> int:
+        """Bytes of memory that the coded copy takes."""
+        ready = self._fast or self._built
+        return 0 if ready is None else ready.coded_bytes
+
+    @property
+    def coded_saved_bytes(self) -> int:
+        """Bytes of weights that a step of few tokens reads less than the plain path would."""
+        ready = self._fast or self._built
+        return 0 if ready is None else ready.coded_saved_bytes
 
     def wait(self) -> None:
         """Wait until the kernels are compiled; the next step uses them."""
@@ -183,7 +205,7 @@ class KernelBackend(PlainBackend):
             from core.runtime.kernels.fast_path import FastPath
 
             dtype = _DTYPES[weights.embedding.dtype]
-            self._built = FastPath(spec, weights, dtype, self._threads, self._weight_dtype, widen=self._widen)
+            self._built = FastPath(spec, weights, dtype, self._threads, self._weight_dtype, widen=self._widen, coded=self._coded)
             if self._is_closed:
                 self._built = None
             (cache_folder() / _MARKER).touch()

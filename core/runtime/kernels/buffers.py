@@ -14,9 +14,9 @@ from core.runtime.backend import Best, StepBatch
 from core.runtime.kernels.attention import ITEM_ROWS
 from core.runtime.kernels.describe import MOST_SORTED, compiled_describe
 from core.runtime.kernels.description import Word
-from core.runtime.kernels.gemm import PANEL
 from core.runtime.kernels.merge import compiled_merge
 from core.runtime.kernels.pack import padded
+from core.runtime.kernels.tiles import PANEL
 
 Int32 = npt.NDArray[np.int32]
 _INPUTS = (Word.NORMED, Word.ATTENDED, Word.ACTIVATED)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from core.clock import Clock
-from core.runtime.kernels import vector  # noqa: F401  a kernel's place in the table is its order of registration
+from core.runtime.kernels import unpack  # noqa: F401  a kernel's place in the table is its order of registration
 from core.runtime.kernels.emit import I64, PAIRS, VOID, Emitter, kernel
 from core.runtime.kernels.microkernel import MAX_PAIR_ROWS, MAX_ROWS, STORE
 from core.runtime.kernels.pack import huge_empty, pack
@@ -46,8 +46,8 @@ def _tiles(e: Emitter, element: str, d: Any, thread: Any) -> None:
 
     def once(i: Any, state: list[Any]) -> list[Any]:
         numbers = (PEAK_K, PEAK_K * 32, 64, PEAK_K, 32, STORE, 0)
-        ldx, panel, k_bytes, k, ldo, mode, every = (e.const(n) for n in numbers)
-        e.call(name, VOID, x, ldx, w, panel, k_bytes, k, target, ldo, mode, w, every)
+        ldx, panel, k_bytes, k, ldo, mode, none = (e.const(n) for n in numbers)
+        e.call(name, VOID, x, ldx, w, panel, k_bytes, k, target, ldo, mode, w, none, none)
         return state
 
     e.loop(e.const(PEAK_REPEATS), 1, [], once)

@@ -28,6 +28,9 @@ class Word(IntEnum):
     ATTENTION_INPUT_BYTES = auto()
     SCRATCH = auto()
     SCRATCH_BYTES = auto()
+    ROOM = auto()
+    ROOM_BYTES = auto()
+    RESIDUAL_MODE = auto()
     # the model; panel counts and the bytes from panel to panel
     LAYERS = auto()
     LAYER_TABLE = auto()

@@ -10,9 +10,11 @@ limit. Each output is one chain over k (see microkernel), whichever thread compu
 
 from __future__ import annotations
 
+from core.runtime.kernels.coded import run_coded
 from core.runtime.kernels.compiler import part
 from core.runtime.kernels.memory import fetch_add
 from core.runtime.kernels.microkernel import LINE_BYTES, MAX_PAIR_ROWS, MAX_ROWS, STORE, tile, tile_1x4, tile_pair
+from core.runtime.kernels.tiles import FLOAT_BYTES, PAIRS_BYTES, PANEL, PANEL_BYTES, rows_of_tile
 from core.runtime.kernels.vector import best_of, silu_mul
 
 GRAIN = 4
@@ -23,21 +25,8 @@ GATED_FLOATS = GATED_ROWS * 32
 CHUNK_BYTES = 256 * 1024
 """Rows pass over a thread's panels in chunks of so much input, which stay in the second cache level meanwhile."""
 
-FLOAT_BYTES = 4
-PAIRS_BYTES = 2
-"""Bytes of an input that is rounded to bfloat16 for the products of PAIRS; other inputs have FLOAT_BYTES."""
-
-PANEL = 16
-PANEL_BYTES = PANEL * FLOAT_BYTES
 BEST_BYTES = 3 * PANEL_BYTES
 """A row's running maximum: largest values, their columns, and whether all were finite; see `best_of`."""
-
-
-@part
-def rows_of_tile(rows_left: int, most: int) -> int:
-    """Split the rows into equal tiles of at most `most`: 16 rows are 6 + 5 + 5, not 6 + 6 + 4."""
-    tiles = (rows_left + most - 1) // most
-    return (rows_left + tiles - 1) // tiles
 
 
 @part
@@ -62,19 +51,25 @@ def _run_pair(fns: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k
     while row < rows:
         m = rows_of_tile(rows - row, MAX_PAIR_ROWS)
         source, target = x + row * ldx * PAIRS_BYTES, out + row * ldo * FLOAT_BYTES
-        tile_pair(fns, m - 1, source, ldx, w, panel_bytes, PANEL_BYTES, k, target, ldo, mode, ahead, tiles)
+        tile_pair(fns, m - 1, source, ldx, w, panel_bytes, PANEL_BYTES, k, target, ldo, mode, ahead, panel_bytes, tiles)
         ahead += share
         row += m
 
 
 @part
-def _run_panels(fns: int, size: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, count: int, out: int,
-                ldo: int, mode: int, following: int) -> None:  # fmt: skip
-    """`count` neighbouring panels for all rows; `following` is where the next ones lie, fetched meanwhile."""
+def _run_panels(fns: int, size: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, count: int, room: int,
+                out: int, ldo: int, mode: int, following: int) -> None:  # fmt: skip
+    """`count` neighbouring panels for all rows; `following` is where the next ones lie, fetched meanwhile.
+
+    room: 0, or where this thread unpacks coded panels.
+    """
+    if room != 0:
+        run_coded(fns, x, ldx, rows, w, panel_bytes, k, count, room, out, ldo, mode, following)
+        return
     if rows == 1:
         while count >= 4:
             ahead = w + 4 * panel_bytes if count > 4 else following
-            tile_1x4(fns, x, ldx, w, panel_bytes, PANEL_BYTES, k, out, ldo, mode, ahead, 1)
+            tile_1x4(fns, x, ldx, w, panel_bytes, PANEL_BYTES, k, out, ldo, mode, ahead, panel_bytes, 1)
             w += 4 * panel_bytes
             out += 4 * PANEL_BYTES
             count -= 4
@@ -93,8 +88,8 @@ def _run_panels(fns: int, size: int, x: int, ldx: int, rows: int, w: int, panel_
         while row < rows:
             m = rows_of_tile(rows - row, MAX_ROWS)
             target = out + panel * PANEL_BYTES + row * ldo * FLOAT_BYTES
-            source = x + row * ldx * size
-            tile(fns, m - 1, source, ldx, w + panel * panel_bytes, 0, PANEL_BYTES, k, target, ldo, mode, ahead, tiles)
+            source, here = x + row * ldx * size, w + panel * panel_bytes
+            tile(fns, m - 1, source, ldx, here, 0, PANEL_BYTES, k, target, ldo, mode, ahead, 0, tiles)
             ahead += share
             row += m
 
@@ -122,16 +117,17 @@ def _take_panels(ticket: int, panels: int, threads: int, unit: int) -> tuple[int
 
 @part
 def gemm(fns: int, size: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, panels: int, out: int, ldo: int,
-         mode: int, counter: int, thread: int, threads: int, best: int, columns: int, after: int) -> None:  # fmt: skip
+         mode: int, counter: int, thread: int, threads: int, room: int, best: int, columns: int, after: int) -> None:  # fmt: skip
     """This thread's share of out (mode)= x W^T; every thread of the team calls it with the same arguments.
 
     size: bytes of a number of x.
+    room: 0, or where this thread unpacks coded panels; coded ones know no mode ADD.
     after: what this thread will read first in the next product; fetched during its last panels.
     best: 0, or where this thread keeps BEST_BYTES a row of the largest among the first `columns` outputs; they are
     looked at while they are still in the cache.
     """
     chunk = rows_of_chunk(k, size)
-    unit = 2 if size == PAIRS_BYTES and rows > 1 else 1
+    unit = 2 if size == PAIRS_BYTES and (rows > 1 or room != 0) else 1
     start, count = _take_panels(thread, panels, threads, unit)
     while count > 0:
         next_start, next_count = _take_panels(fetch_add(counter, 1) + threads, panels, threads, unit)
@@ -140,7 +136,8 @@ def gemm(fns: int, size: int, x: int, ldx: int, rows: int, w: int, panel_bytes: 
         for row in range(0, rows, chunk):
             following = ahead if row + chunk >= rows else here
             source, goal = x + row * ldx * size, target + row * ldo * FLOAT_BYTES
-            _run_panels(fns, size, source, ldx, min(chunk, rows - row), here, panel_bytes, k, count, goal, ldo, mode, following)
+            m = min(chunk, rows - row)
+            _run_panels(fns, size, source, ldx, m, here, panel_bytes, k, count, room, goal, ldo, mode, following)
         if best != 0:
             width = min(count * PANEL, columns - start * PANEL)
             for row in range(rows):
@@ -156,11 +153,11 @@ def first_read(w: int, panel_bytes: int, thread: int, panels: int) -> int:
 
 @part
 def gemm_silu_mul(fns: int, size: int, x: int, ldx: int, rows: int, w: int, panel_bytes: int, k: int, pairs: int, out: int,
-                  ldo: int, scratch: int, counter: int, thread: int, threads: int, after: int) -> None:  # fmt: skip
+                  ldo: int, scratch: int, counter: int, thread: int, threads: int, room: int, after: int) -> None:  # fmt: skip
     """out = silu(gate) * up, the panels of W alternating gate and up; scratch holds GATED_FLOATS floats a thread.
 
     size: bytes of a number of x and of out.
-    after: as in `gemm`.
+    room, after: as in `gemm`.
     """
     start, count = _take(thread, pairs, threads, GRAIN)
     while count != 0:
@@ -168,7 +165,7 @@ def gemm_silu_mul(fns: int, size: int, x: int, ldx: int, rows: int, w: int, pane
         ahead = w + 2 * next_start * panel_bytes if next_count > 0 else after
         if rows == 1:
             here = w + 2 * start * panel_bytes
-            _run_panels(fns, size, x, ldx, rows, here, panel_bytes, k, 2 * count, scratch, 2 * GRAIN * PANEL, STORE, ahead)
+            _run_panels(fns, size, x, ldx, rows, here, panel_bytes, k, 2 * count, room, scratch, 2 * GRAIN * PANEL, STORE, ahead)
             silu_mul(fns, scratch, 2 * PANEL_BYTES, count, out + start * PANEL * size, PANEL * size)
         else:
             for row in range(0, rows, GATED_ROWS):
@@ -178,6 +175,6 @@ def gemm_silu_mul(fns: int, size: int, x: int, ldx: int, rows: int, w: int, pane
                     here = w + 2 * pair * panel_bytes
                     following = here + 2 * panel_bytes if pair + 1 < start + count else last
                     source, target = x + row * ldx * size, out + (row * ldo + pair * PANEL) * size
-                    _run_panels(fns, size, source, ldx, m, here, panel_bytes, k, 2, scratch, 2 * PANEL, STORE, following)
+                    _run_panels(fns, size, source, ldx, m, here, panel_bytes, k, 2, room, scratch, 2 * PANEL, STORE, following)
                     silu_mul(fns, scratch, 2 * PANEL_BYTES, m, target, ldo * size)
         start, count = next_start, next_count

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.runtime.kernels.compiler import jit
-from core.runtime.kernels.gemm import PANEL
+from core.runtime.kernels.tiles import PANEL
 
 LARGEST, NUMBER, BROKEN = 0, 1, 2
 """Parts of a row's lanes: the largest logit seen, the token's number as int32 bits, 0 or NaN."""

@@ -74,7 +74,7 @@ def _panel_weights(e: Emitter, element: str, address: Any) -> tuple[Any, ...]:
     return even, odd
 
 
-class _Tile:
+class Tile:
     """The sums of a tile: where they start, how they grow, where they go."""
 
     def __init__(self, e: Emitter, rows: int, panels: int, x: Any, ldx: Any, out: Any, ldo: Any, *, pairs: bool = False) -> None:
@@ -151,23 +151,24 @@ def _fetch(e: Emitter, streams: list[Any], place: Any, left: Any, every: Any) ->
 
 
 def _packed(rows: int, panels: int, *, both: bool = False) -> Any:
-    """Body of a tile over packed panels; meanwhile lines at `ahead` are fetched, one for each panel in every `every` loads.
+    """Body of a tile over packed panels; meanwhile lines are fetched from `ahead` on, one for each panel in `every` loads.
 
-    A panel's load is a line, so a panel is fetched with every = 1, or with every = n by n tiles; 0 fetches nothing.
+    What is fetched for the next panel begins `ahead_bytes` further. A panel's load is a line, so a panel is fetched with
+    every = 1, or with every = n by n tiles; 0 fetches nothing.
     both: the tile of two panels, for PAIRS only. No CONTINUE with int8.
     """
 
     def body(
         e: Emitter, element: str, x: Any, ldx: Any, w: Any, panel_bytes: Any, k_bytes: Any, k: Any, out: Any, ldo: Any, mode: Any,
-        ahead: Any, every: Any,
+        ahead: Any, ahead_bytes: Any, every: Any,
     ) -> None:  # fmt: skip
         pairs = element in MULTIPLY_PAIRS
         if both and not pairs:
             e.call("llvm.trap", VOID)
             return
-        tile = _Tile(e, rows, panels, x, ldx, out, ldo, pairs=pairs)
+        tile = Tile(e, rows, panels, x, ldx, out, ldo, pairs=pairs)
         starts = [e.add(w, e.mul(panel_bytes, j)) for j in range(panels)]
-        streams = [e.mul(panel_bytes, j) for j in range(panels)]
+        streams = [e.mul(ahead_bytes, j) for j in range(panels)]
         covered = {"f32": 1, "bf16": 2, PAIRS: 2}.get(element, INT8_COVERED)
         scales = [e.load(start) for start in starts] if covered == INT8_COVERED else []
         if scales:
@@ -204,7 +205,7 @@ def _listed(rows: int, panels: int) -> Any:
         if panels > 1 and element != PAIRS:
             e.call("llvm.trap", VOID)
             return
-        tile = _Tile(e, rows, panels, x, ldx, out, ldo, pairs=element == PAIRS)
+        tile = Tile(e, rows, panels, x, ldx, out, ldo, pairs=element == PAIRS)
         size = 4 if element == "f32" else 2
 
         def row_at(index: Any) -> Any:
@@ -229,13 +230,13 @@ def _listed(rows: int, panels: int) -> Any:
     return body
 
 
-tile = family("tile", "a" * 11, "v", [_packed(rows, 1) for rows in range(1, MAX_ROWS + 1)])
-"""tile(table, rows - 1, x, ldx, w, panel_bytes, k_bytes, k, out, ldo, mode, ahead, every): one panel."""
+tile = family("tile", "a" * 12, "v", [_packed(rows, 1) for rows in range(1, MAX_ROWS + 1)])
+"""tile(table, rows - 1, x, ldx, w, panel_bytes, k_bytes, k, out, ldo, mode, ahead, ahead_bytes, every): one panel."""
 
-tile_pair = family("tile_pair", "a" * 11, "v", [_packed(rows, 2, both=True) for rows in range(1, MAX_PAIR_ROWS + 1)])
+tile_pair = family("tile_pair", "a" * 12, "v", [_packed(rows, 2, both=True) for rows in range(1, MAX_PAIR_ROWS + 1)])
 """tile_pair(table, rows - 1, x, ldx, w, panel_bytes, ...): two panels that lie panel_bytes apart; PAIRS only."""
 
-tile_1x4 = kernel("tile_1x4", "a" * 11, "v", _packed(1, 4))
+tile_1x4 = kernel("tile_1x4", "a" * 12, "v", _packed(1, 4))
 """One row leaves most registers free: several panels at once keep the multiply-adds busy."""
 
 tile_listed = family("tile_listed", "a" * 8, "v", [_listed(rows, 1) for rows in range(1, MAX_ROWS + 1)])

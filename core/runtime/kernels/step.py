@@ -16,11 +16,19 @@ from typing import Any
 from core.runtime.kernels.attention import attend
 from core.runtime.kernels.compiler import part, step_function
 from core.runtime.kernels.description import COUNTER_BYTES, COUNTERS_A_LAYER, LAYER_WORDS, LayerWord, Word
-from core.runtime.kernels.gemm import FLOAT_BYTES, GRAIN, first_read, gemm, gemm_silu_mul
+from core.runtime.kernels.gemm import GRAIN, first_read, gemm, gemm_silu_mul
 from core.runtime.kernels.memory import fetch_add, load_f32, load_i32, load_i64, word
-from core.runtime.kernels.microkernel import ADD, STORE
+from core.runtime.kernels.microkernel import STORE
 from core.runtime.kernels.team import barrier
+from core.runtime.kernels.tiles import FLOAT_BYTES
 from core.runtime.kernels.vector import add, narrow, rms_norm, rotate, widen
+
+
+@part
+def _room(d: int, thread: int) -> int:
+    """Where the thread unpacks coded panels; 0 where weights are not coded."""
+    room: int = word(d, Word.ROOM) + thread * word(d, Word.ROOM_BYTES)
+    return room
 
 
 @part
@@ -126,9 +134,10 @@ def _layer(fns: int, d: int, layer: int, thread: int, counters: int, after: int)
     q_size = word(d, Word.HEADS) * word(d, Word.HEAD_DIM)
     x, normed, qkv, attended = word(d, Word.X), word(d, Word.NORMED), word(d, Word.QKV), word(d, Word.ATTENDED)
     activated, width = word(d, Word.ACTIVATED), word(d, Word.ACTIVATED_STRIDE)
-    scratch = word(d, Word.SCRATCH) + thread * word(d, Word.SCRATCH_BYTES)
+    scratch, room = word(d, Word.SCRATCH) + thread * word(d, Word.SCRATCH_BYTES), _room(d, thread)
+    residual = word(d, Word.RESIDUAL_MODE)
     gemm(products, size, normed, hidden, tokens, word(layer, LayerWord.QKV), word(d, Word.QKV_PANEL_BYTES), hidden,
-         word(d, Word.QKV_PANELS), qkv, word(d, Word.QKV_STRIDE), STORE, counters, thread, threads, 0, 0,
+         word(d, Word.QKV_PANELS), qkv, word(d, Word.QKV_STRIDE), STORE, counters, thread, threads, room, 0, 0,
          first_read(word(layer, LayerWord.OUTPUT), word(d, Word.O_PANEL_BYTES), thread, GRAIN))  # fmt: skip
     barrier(control, threads)
     _rotate_and_write(fns, d, layer, thread)
@@ -136,17 +145,17 @@ def _layer(fns: int, d: int, layer: int, thread: int, counters: int, after: int)
     _attend_items(fns, d, layer, thread, counters + COUNTER_BYTES)
     barrier(control, threads)
     gemm(products, size, attended, q_size, tokens, word(layer, LayerWord.OUTPUT), word(d, Word.O_PANEL_BYTES), q_size,
-         word(d, Word.O_PANELS), x, hidden, ADD, counters + 2 * COUNTER_BYTES, thread, threads, 0, 0,
+         word(d, Word.O_PANELS), x, hidden, residual, counters + 2 * COUNTER_BYTES, thread, threads, room, 0, 0,
          first_read(word(layer, LayerWord.GATE_UP), word(d, Word.GATE_UP_PANEL_BYTES), thread, 2 * GRAIN))  # fmt: skip
     barrier(control, threads)
     _norm_rows(fns, d, thread, word(layer, LayerWord.POST_NORM), word(layer, LayerWord.OUTPUT_BIAS))
     barrier(control, threads)
     gemm_silu_mul(products, size, normed, hidden, tokens, word(layer, LayerWord.GATE_UP), word(d, Word.GATE_UP_PANEL_BYTES),
-                  hidden, word(d, Word.GATE_UP_PAIRS), activated, width, scratch, counters + 3 * COUNTER_BYTES, thread,
-                  threads, first_read(word(layer, LayerWord.DOWN), word(d, Word.DOWN_PANEL_BYTES), thread, GRAIN))  # fmt: skip
+                  hidden, word(d, Word.GATE_UP_PAIRS), activated, width, scratch, counters + 3 * COUNTER_BYTES, thread, threads,
+                  room, first_read(word(layer, LayerWord.DOWN), word(d, Word.DOWN_PANEL_BYTES), thread, GRAIN))  # fmt: skip
     barrier(control, threads)
     gemm(products, size, activated, width, tokens, word(layer, LayerWord.DOWN), word(d, Word.DOWN_PANEL_BYTES), intermediate,
-         word(d, Word.DOWN_PANELS), x, hidden, ADD, counters + 4 * COUNTER_BYTES, thread, threads, 0, 0,
+         word(d, Word.DOWN_PANELS), x, hidden, residual, counters + 4 * COUNTER_BYTES, thread, threads, room, 0, 0,
          after)  # fmt: skip
     barrier(control, threads)
 
@@ -162,7 +171,7 @@ def _logits(d: int, thread: int, counter: int, after: int) -> None:
     barrier(word(d, Word.CONTROL), threads)
     gemm(products, size, word(d, Word.NORMED), hidden, count, word(d, Word.HEAD), word(d, Word.HEAD_PANEL_BYTES), hidden,
          word(d, Word.HEAD_PANELS), word(d, Word.LOGITS), word(d, Word.LOGITS_STRIDE), STORE, counter, thread, threads,
-         word(d, Word.BEST) + thread * word(d, Word.BEST_THREAD_BYTES), word(d, Word.VOCAB),
+         _room(d, thread), word(d, Word.BEST) + thread * word(d, Word.BEST_THREAD_BYTES), word(d, Word.VOCAB),
          after)  # fmt: skip
 
 
