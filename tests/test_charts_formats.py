@@ -69,3 +69,8 @@ def test_si_keeps_the_value_and_shows_at_most_three_digits_before_the_point(valu
     power = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "m": -3, "µ": -6, "n": -9, "p": -12}[unit.removesuffix("B")]
     assert abs(float(number) * 10.0**power - value) <= 0.00501 * value
     assert len(number.partition(".")[0]) <= 3
+
+
+def test_weights_read_names_the_coded_copy_only_where_there_is_one():
+    assert formats.weights_read(269e6) == f"269{THIN}MB"
+    assert formats.weights_read(269e6, 204e6, 8) == f"269{THIN}MB (204{THIN}MB, coded, up to 8 tokens)"

@@ -1,9 +1,9 @@
 """Runs inside the peer's own environment: vLLM's offline engine on a CPU.
 
-python vllm_offline.py MODEL_FOLDER WORKLOAD SEATS ALONE_TOKENS [DTYPE] [as-installed]    the last line is JSON
+python vllm_offline.py MODEL_FOLDER WORKLOAD SEATS ALONE_TOKENS [DTYPE] [all-cores]    the last line is JSON
 
-as-installed leaves vLLM its own choice of cores, of which it keeps one for others; without it vLLM gets every core.
-Tokens are not turned into text in either case.
+vLLM chooses its cores itself and keeps one for others; with all-cores it gets every core. Tokens are not turned into
+text in either case.
 """
 
 import json
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
-if "as-installed" not in sys.argv:
+if "all-cores" in sys.argv:
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")  # its threads on every core, as the others have
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

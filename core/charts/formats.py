@@ -107,6 +107,13 @@ def decimal_bytes(value: float | None) -> str:
     return si(value, "B")
 
 
+def weights_read(full: float, coded: float = 0.0, coded_tokens: int = 0) -> str:
+    """Bytes of weights that a step reads: "269 MB", or "269 MB (204 MB, coded, up to 8 tokens)" where there is a coded copy."""
+    if not coded_tokens:
+        return decimal_bytes(full)
+    return f"{decimal_bytes(full)} ({decimal_bytes(coded)}, coded, up to {coded_tokens} tokens)"
+
+
 def binary_bytes(value: float | None) -> str:
     """Size of a memory: 1.50 GiB, 1 GiB = 2**30 bytes."""
     if value is None or not math.isfinite(value):

@@ -126,7 +126,7 @@ def machine_section(bundle: RunBundle) -> Section:
         ("device of the run", info.device),
         ("kernels", info.kernels or formats.NONE),
         *((("graphs", info.graphs),) if info.graphs else ()),
-        ("weights read in a step", formats.decimal_bytes(info.weight_bytes_read)),
+        ("weights read in a step", formats.weights_read(info.weight_bytes_read, info.coded_bytes_read, info.coded_tokens)),
         ("KV bytes of a token", formats.decimal_bytes(info.kv_bytes_per_token)),
         ("Python", str(e.get("python", ""))),
         ("packages", packages),

@@ -72,10 +72,13 @@ def _host(history: Sequence[StepRecord], share: float) -> None:
 
 def _by_batch(snapshot: EngineSnapshot, history: Sequence[StepRecord], context: int) -> None:
     most = snapshot.config.scheduler.max_num_seqs
+    coded = snapshot.info.coded_tokens if snapshot.info else 0
+    kink = f" Up to {coded} tokens a step reads weights coded without loss, three quarters of the bytes." if coded else ""
     frame.figure_head(
         "Why does intensity stop growing with the batch?",
         f"context {formats.count(context)} tokens · predicted, dots are steps that ran",
-        how="Weights are read once for all, alone they give 2 × batch / bytes a weight; each sequence adds KV bytes of its own.",
+        how="Weights are read once for all, alone they give 2 × batch / bytes a weight; each sequence adds KV bytes of its own."
+        + kink,
     )
     model = roofline.model_of(snapshot.info) if snapshot.info else None
     data = step_cost.intensity_by_batch(model, context, most, history)
