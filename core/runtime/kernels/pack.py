@@ -52,7 +52,7 @@ def huge_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is None or n_bytes < (1 << 21):
         return torch.empty(shape, dtype=dtype)
-    region = mmap.mmap(-1, n_bytes)
+    region = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     region.madvise(advice)
     return torch.frombuffer(region, dtype=dtype, count=count).view(shape)
 
