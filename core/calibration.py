@@ -144,13 +144,20 @@ def _centred(law: StepCoefficients, on_train: Sequence[Residual]) -> StepCoeffic
     return replace(law, law_s=tuple(factor * v for v in law.law_s), **scaled)
 
 
-def never_dearer(law_s: Floats) -> Floats:
+def never_dearer(law_s: Floats, coded_tokens: int = 0) -> Floats:
     """The law raised so that a row never costs more than a row of a larger step: products get more efficient with rows.
 
     A few steps between two knots may else be explained by a rate of products that no larger step reaches.
+
+    Args:
+        coded_tokens: steps of at most so many tokens read a coded copy of the weights; they may be cheaper a row than
+            the next larger ones.
     """
     knots = np.array(KNOTS, dtype=np.float64)
-    each = np.maximum.accumulate((law_s / knots)[::-1])[::-1]
+    each = law_s / knots
+    few = knots <= coded_tokens
+    for part in (few, ~few):
+        each[part] = np.maximum.accumulate(each[part][::-1])[::-1]
     raised: Floats = np.maximum.accumulate(each * knots)
     return raised
 
@@ -193,7 +200,7 @@ def _fit(seen: Sequence[Observation], model: CostModel, prior: StepCoefficients)
         ]
     )
     trust = 1.0 / (forward + host)
-    start = _coarse_start(design, column, met, head, forward, trust, prior)
+    start = _coarse_start(design, column, met, head, forward, trust, prior, model)
     scale = np.concatenate(([_FIXED_SCALE_S, _ROW_SCALE_S], start))
     target = np.concatenate(([0.0, 0.0], np.ones(len(start))))
     found = robust_fit(design, forward, scale, target, trust, PULL) * scale
@@ -204,7 +211,7 @@ def _fit(seen: Sequence[Observation], model: CostModel, prior: StepCoefficients)
     return StepCoefficients(
         fixed_s=float(found[0]),
         row_s=float(found[1]),
-        law_s=tuple(float(v) for v in never_dearer(np.cumsum(found[2 : 2 + len(KNOTS)]))),
+        law_s=tuple(float(v) for v in never_dearer(np.cumsum(found[2 : 2 + len(KNOTS)]), model.coded_tokens)),
         kv_byte_s=float(found[-2]),
         attention_flop_s=float(found[-1]),
         swap_byte_s=prior.swap_byte_s,
@@ -215,9 +222,12 @@ def _fit(seen: Sequence[Observation], model: CostModel, prior: StepCoefficients)
 
 
 def _coarse_start(
-    design: Floats, column: dict[str, Floats], met: float, head: float, forward: Floats, trust: Floats, prior: StepCoefficients
-) -> Floats:
+    design: Floats, column: dict[str, Floats], met: float, head: float, forward: Floats, trust: Floats, prior: StepCoefficients,
+    model: CostModel,
+) -> Floats:  # fmt: skip
     """Start values of the law's increments, the KV and the attention cost: a law of one level and one slope.
+
+    Where small steps read a coded copy, the level of the others is higher by the bytes that coding saves.
 
     The published or probed ceilings can be several times off what a step reaches; four figures are found from any few
     steps, so that the fine fit is pulled towards this machine and not towards a data sheet.
@@ -225,8 +235,12 @@ def _coarse_start(
     knots = np.array(KNOTS, dtype=np.float64)
     slope = (prior.law_s[-1] - prior.law_s[-2]) / (knots[-1] - knots[-2])
     linear = met * (column["query_tokens"] - 1.0) + head * np.maximum(column["sampled"] - 1.0, 0.0)
-    coarse = np.column_stack([design[:, 0], design[:, 1], design[:, 2], linear, design[:, -2], design[:, -1]])
+    more = 1.0 / model.coded_share - 1.0
+    level = design[:, 2] * np.where(column["query_tokens"] > model.coded_tokens, 1.0 + more, 1.0)
+    coarse = np.column_stack([design[:, 0], design[:, 1], level, linear, design[:, -2], design[:, -1]])
     scale = np.array([_FIXED_SCALE_S, _ROW_SCALE_S, prior.law_s[0], slope, prior.kv_byte_s, prior.attention_flop_s])
     target = np.array([0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
     found = np.maximum(robust_fit(coarse, forward, scale, target, trust, COARSE_PULL), 0.01 * target) * scale
-    return np.concatenate(([found[2]], found[3] * np.diff(knots), found[4:]))
+    increments = np.concatenate(([found[2]], found[3] * np.diff(knots)))
+    increments[np.searchsorted(knots, model.coded_tokens + 1)] += more * found[2] if model.coded_tokens else 0.0
+    return np.concatenate((increments, found[4:]))

@@ -5,7 +5,8 @@
                + a * KV bytes read + b * attention FLOPs + swap * swapped bytes
 
 `law(n)` is the time a matrix parameter takes for n rows, s: level while memory sets the pace, then rising with the
-arithmetic; piecewise linear, never falling, over KNOTS, which are close where the steps of a light load lie. Because
+arithmetic; piecewise linear, never falling, over KNOTS, which are close where the steps of a light load lie, and next to
+each other where steps of few tokens read a coded copy of the weights and larger ones do not. Because
 every term is a time for a byte, a FLOP or a parameter, a law fitted on one model prices another model on the same
 machine. A step with more work never costs less.
 """
@@ -22,7 +23,7 @@ from core.errors import ConfigError
 from core.outputs import StepTiming
 from core.roofline import ATTAINABLE, Efficiency, bandwidth_for, model_time
 
-KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048)
+KNOTS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048)
 
 
 class StepTimer(Protocol):

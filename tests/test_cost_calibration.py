@@ -205,13 +205,38 @@ def test_half_of_the_steps_are_slower_than_the_law_says_however_noisy_they_are()
 
 
 def test_a_row_never_costs_more_than_one_of_a_larger_step() -> None:
-    measured = [131, 136, 141, 141, 165, 189, 189, 189, 341, 493, 748, 1002, 1453, 1904, 3600, 6992, 13775, 27342]
+    measured = [131, 136, 141, 141, 165, 189, 189, 189, 189, 341, 493, 748, 1002, 1453, 1904, 3600, 6992, 13775, 27342]
     rates = never_dearer(np.array(measured, dtype=float))
     each = rates / np.array(KNOTS)
     assert (np.diff(each) <= 1e-9).all()
     assert (np.diff(rates) >= 0).all()
     assert rates[KNOTS.index(16)] == pytest.approx(16 * 1002 / 64)
     assert rates[[0, KNOTS.index(64), -1]] == pytest.approx([131, 1002, 27342]), "what was in order stays"
+
+
+CODED = CostModel.of(SMOLLM2_135M, weight_bytes_read=269e6, coded_tokens=8, coded_bytes_read=204e6)
+"""A model whose small steps read three quarters of the bytes."""
+
+
+def test_steps_that_read_a_coded_copy_may_be_cheaper_a_row_than_the_next_larger_ones() -> None:
+    law = np.interp(KNOTS, [1, 8, 9, 12, 16, 2048], [60, 70, 85, 90, 115, 14_340])
+    assert never_dearer(law, CODED.coded_tokens) == pytest.approx(law)
+    assert never_dearer(law)[KNOTS.index(8)] > 75
+
+
+@pytest.mark.parametrize(("rows", "off"), [((1, 2, 3, 4, 6, 8, 10, 16, 24, 32), 0.03), ((2, 4, 8, 16, 32), 0.06)])
+def test_the_step_up_behind_the_coded_ones_is_found_from_few_batch_sizes(rows: tuple[int, ...], off: float) -> None:
+    """Lines through 8 and 10 rows else reach 12 far above the truth."""
+    law = tuple(float(v) for v in np.interp(KNOTS, [1, 8, 9, 12, 2048], [5e-11, 5.4e-11, 7.0e-11, 7.4e-11, 8.9e-9]))
+    timer = CalibratedTimer(CODED, dataclasses.replace(TRUE, law_s=law))
+    rng = np.random.default_rng(3)
+    seen = []
+    for i in range(600):
+        columns = StepComposition.decode(tuple(int(c) for c in rng.integers(1, 500, rows[i % len(rows)])))
+        seen.append(record(i, columns, predict_composition(timer, columns), CODED))
+    found = calibrate(seen, CODED, MACHINE, held_out_every=0)
+    unseen = [StepComposition.decode((200,) * n) for n in (5, 7, 9, 11, 12, 14, 20)]
+    assert max(against(found.timer(), timer, unseen)) < off
 
 
 def test_coefficients_must_make_sense() -> None:
