@@ -119,8 +119,8 @@ def loads_for_fit(seed: int) -> list[LoadSpec]:
     some, many = LengthSpec.uniform(10, 60), LengthSpec.uniform(40, 120)
     mixes = [
         (1, middle, many, 0.0), (2, middle, many, 0.0), (3, long, many, 0.0), (4, short, many, 0.0), (6, middle, many, 0.0),
-        (8, LengthSpec.uniform(8, 500), some, 0.0), (10, middle, some, 1.5), (16, short, many, 0.0), (24, long, some, 0.0),
-        (32, short, many, 0.0), (32, middle, some, 0.0),
+        (8, LengthSpec.uniform(8, 500), some, 0.0), (10, middle, some, 1.5), (11, short, many, 0.0), (16, short, many, 0.0),
+        (24, long, some, 0.0), (32, short, many, 0.0), (32, middle, some, 0.0),
     ]  # fmt: skip
     return [
         _closed(users, seed + 1000 * round_ + i, prompts, outputs, think_s)
