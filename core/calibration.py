@@ -235,12 +235,12 @@ def _coarse_start(
     knots = np.array(KNOTS, dtype=np.float64)
     slope = (prior.law_s[-1] - prior.law_s[-2]) / (knots[-1] - knots[-2])
     linear = met * (column["query_tokens"] - 1.0) + head * np.maximum(column["sampled"] - 1.0, 0.0)
-    more = 1.0 / model.coded_share - 1.0
-    level = design[:, 2] * np.where(column["query_tokens"] > model.coded_tokens, 1.0 + more, 1.0)
+    more = 1.0 / model.coded_share - 1.0  # 0 without a coded copy
+    level = design[:, 2] * (1.0 + more * (column["query_tokens"] > model.coded_tokens))
     coarse = np.column_stack([design[:, 0], design[:, 1], level, linear, design[:, -2], design[:, -1]])
     scale = np.array([_FIXED_SCALE_S, _ROW_SCALE_S, prior.law_s[0], slope, prior.kv_byte_s, prior.attention_flop_s])
     target = np.array([0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
     found = np.maximum(robust_fit(coarse, forward, scale, target, trust, COARSE_PULL), 0.01 * target) * scale
     increments = np.concatenate(([found[2]], found[3] * np.diff(knots)))
-    increments[np.searchsorted(knots, model.coded_tokens + 1)] += more * found[2] if model.coded_tokens else 0.0
+    increments[np.searchsorted(knots, model.coded_tokens + 1)] += more * found[2]
     return np.concatenate((increments, found[4:]))

@@ -112,6 +112,8 @@ class CostModel:
         expert_bytes: bytes of one expert over all layers.
         kv_read_per_token, kv_write_per_token: bytes a KV slot over all layers.
         comm_bytes_per_token: bytes that a ring all-reduce sends from this device for a token.
+        coded_tokens: a step of at most so many query tokens reads a coded copy of the weights; 0 where there is none.
+        coded_share: bytes of that copy over those of the plain weights; 1 where there is none.
     """
 
     spec: ModelSpec

@@ -6,9 +6,9 @@
 
 `law(n)` is the time a matrix parameter takes for n rows, s: level while memory sets the pace, then rising with the
 arithmetic; piecewise linear, never falling, over KNOTS, which are close where the steps of a light load lie, and next to
-each other where steps of few tokens read a coded copy of the weights and larger ones do not. Because
-every term is a time for a byte, a FLOP or a parameter, a law fitted on one model prices another model on the same
-machine. A step with more work never costs less.
+each other where steps of few tokens read a coded copy of the weights and larger ones do not. Because every term is a time
+for a byte, a FLOP or a parameter, a law fitted on one model prices another model on the same machine. A step with more
+work never costs less.
 """
 
 from __future__ import annotations

@@ -400,3 +400,21 @@ def test_an_engine_that_is_stuck_without_a_cause_is_caught() -> None:
         laws.on_step(silent, (), budget_tokens=8, max_num_seqs=2)
     with pytest.raises(InvariantError, match="does not say why"):
         laws.on_step(silent, (), budget_tokens=8, max_num_seqs=2)
+
+
+def test_other_kernels_that_take_over_are_named_and_their_steps_priced_by_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = scripted_engine()
+    before = engine.info
+    coded = dataclasses.replace(before, kernels="coded", coded_tokens=8, coded_bytes_read=before.weight_bytes_read // 2)
+    engine.add_request([1, 2, 3], LONG)
+    engine.step()
+    monkeypatch.setattr(type(executor_of(engine)), "info", coded)
+    engine.step()
+    plain, small = (r.weight_bytes for r in engine.records)
+    snapshot = engine.snapshot()
+    assert snapshot.info is coded
+    assert small < 0.6 * plain
+    engine.cancel(next(iter(engine.scheduler.requests)))
+    engine.add_request(list(range(1, 30)), LONG)
+    engine.step()
+    assert engine.records[-1].weight_bytes > plain, "more tokens than the coded copy is read for"

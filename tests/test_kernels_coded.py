@@ -26,8 +26,10 @@ from core.runtime.kernels.library import BF16_PAIRS
 from core.runtime.kernels.pack import pack
 from core.runtime.kernels.unpack import FEW_ROWS
 from core.runtime.model_runner import ModelRunner
+from core.runtime.plain_backend import PlainBackend
 from core.runtime.synthetic import SyntheticSource
 from core.step_composition import StepSums
+from core.step_timer import KNOTS
 from tests.test_kernels_backend import CPU, SPECS, Rig, ids
 from tests.test_kernels_library import CONTINUE, STORE, at, kernel, needs_pairs
 
@@ -173,3 +175,22 @@ def test_weights_that_cannot_be_coded_are_read_as_they_are():
     runner = ModelRunner(spec, loaded, KernelBackend(threads=2), CacheConfig(num_blocks=8), clock=StepClock())
     assert (runner.info.coded_tokens, runner.info.coded_bytes_read) == (0, 0)
     assert "coded" not in runner.info.kernels
+
+
+def test_the_fitted_law_may_step_up_where_the_coded_steps_end():
+    assert {FEW_ROWS, FEW_ROWS + 1} <= set(KNOTS)
+
+
+def test_a_runner_describes_itself_anew_only_when_something_changed():
+    class Renamed(PlainBackend):
+        name = "first"
+
+    backend = Renamed()
+    loaded = SyntheticSource(TINY, 1).weights(torch.float32, CPU, 512)
+    runner = ModelRunner(TINY, loaded, backend, CacheConfig(num_blocks=8), clock=StepClock())
+    first = runner.info
+    assert runner.info is first
+    backend.name = "second"
+    assert runner.info.kernels == "second"
+    runner.resize(16, 16, 0)
+    assert runner.info.num_blocks == 16

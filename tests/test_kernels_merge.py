@@ -10,8 +10,8 @@ from core.runtime.kernels.compiler import unavailable_reason
 if unavailable_reason():
     pytest.skip(unavailable_reason(), allow_module_level=True)
 
-from core.runtime.kernels.gemm import PANEL
 from core.runtime.kernels.merge import compiled_merge
+from core.runtime.kernels.tiles import PANEL
 
 
 @pytest.mark.parametrize(("seed", "threads", "levels"), [(0, 1, 1000), (1, 2, 3), (2, 4, 2), (3, 2, 1)])

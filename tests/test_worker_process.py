@@ -63,6 +63,14 @@ def test_a_step_crosses_the_pipe_and_its_transfer_is_measured(worker):
     assert executor.info.num_blocks == 32
 
 
+def test_what_the_worker_says_of_itself_is_renewed_when_other_kernels_take_over(worker):
+    said = []
+    for number in range(4):
+        worker.execute_model(step(number))
+        said.append(worker.info.kernels)
+    assert said == ["plain", "plain", "compiled", "compiled"]
+
+
 def test_overhead_of_a_step_is_well_below_a_millisecond(worker):
     ids = tuple(f"request-{i}" for i in range(64))
     big = SchedulerOutput(1, ids, (1,) * 64, tuple(range(64)), (True,) * 64, (False,) * 64)

@@ -108,7 +108,7 @@ def decimal_bytes(value: float | None) -> str:
 
 
 def weights_read(full: float, coded: float = 0.0, coded_tokens: int = 0) -> str:
-    """Bytes of weights that a step reads: "269 MB", or "269 MB (204 MB, coded, up to 8 tokens)" where there is a coded copy."""
+    """Bytes of weights that a step reads: "269 MB", or "269 MB (203 MB, coded, up to 8 tokens)" where there is a coded copy."""
     if not coded_tokens:
         return decimal_bytes(full)
     return f"{decimal_bytes(full)} ({decimal_bytes(coded)}, coded, up to {coded_tokens} tokens)"

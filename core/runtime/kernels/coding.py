@@ -23,11 +23,11 @@ import numpy.typing as npt
 import torch
 
 from core.runtime.kernels.compiler import jit
-from core.runtime.kernels.pack import PANEL, PackedWeight, huge_empty
+from core.runtime.kernels.pack import PackedWeight, huge_empty
+from core.runtime.kernels.tiles import LINE_BYTES, PANEL
 
 CODEBOOK = 16
 COUNT_AT, PATCHES_AT, PATCH_BYTES = 16, 24, 8
-LINE_BYTES = 64
 UNIT_K, UNIT_BYTES = 8, 3 * LINE_BYTES
 PLACE_SHIFT, UNIT_SHIFT = 16, 16 + 7
 """A patch is place << 16 | bits, and a unit has 2^7 places."""

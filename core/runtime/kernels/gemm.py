@@ -13,8 +13,8 @@ from __future__ import annotations
 from core.runtime.kernels.coded import run_coded
 from core.runtime.kernels.compiler import part
 from core.runtime.kernels.memory import fetch_add
-from core.runtime.kernels.microkernel import LINE_BYTES, MAX_PAIR_ROWS, MAX_ROWS, STORE, tile, tile_1x4, tile_pair
-from core.runtime.kernels.tiles import FLOAT_BYTES, PAIRS_BYTES, PANEL, PANEL_BYTES, rows_of_tile
+from core.runtime.kernels.microkernel import MAX_PAIR_ROWS, MAX_ROWS, STORE, tile, tile_1x4, tile_pair
+from core.runtime.kernels.tiles import FLOAT_BYTES, LINE_BYTES, PAIRS_BYTES, PANEL, PANEL_BYTES, rows_of_tile
 from core.runtime.kernels.vector import best_of, silu_mul
 
 GRAIN = 4

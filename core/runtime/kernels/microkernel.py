@@ -39,6 +39,7 @@ from core.runtime.kernels.emit import (
     family,
     kernel,
 )
+from core.runtime.kernels.tiles import LINE_BYTES
 
 MAX_ROWS = 6
 MAX_PAIR_ROWS = 12
@@ -48,7 +49,6 @@ INT8_COVERED = 4
 """k of an int8 panel in one cache line."""
 
 SCALES_BYTES = 4 * LANES
-LINE_BYTES = 64
 
 STORE, ADD, CONTINUE = 0, 1, 2
 """What becomes of `out`: overwritten, added to after the sum, or the start of the sum."""

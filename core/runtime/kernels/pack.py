@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-PANEL = 16
+from core.runtime.kernels.tiles import PANEL
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from core.runtime.backend import LayerWeights, LinearWeight, ModelWeights
-from core.runtime.kernels.coding import encode
+from core.runtime.kernels.coding import coded_bytes, encode
 from core.runtime.kernels.description import LAYER_WORDS, LayerWord, Word
 from core.runtime.kernels.pack import PackedWeight, pack, pack_gate_up, padded
 
@@ -104,7 +104,7 @@ def code_model(weights: ModelWeights, plain: ModelPanels, memory_bytes: float | 
         memory_bytes: memory of the machine; None asks the system.
     """
     memory_bytes = psutil.virtual_memory().total if memory_bytes is None else memory_bytes
-    if 0.76 * plain.num_bytes > MEMORY_SHARE * memory_bytes:
+    if sum(packed.panels * coded_bytes(packed.k) for _, packed in plain.packed) > MEMORY_SHARE * memory_bytes:
         return None
     already = {id(linear): packed for linear, packed in plain.packed}
 

@@ -8,7 +8,12 @@ FLOAT_BYTES = 4
 PAIRS_BYTES = 2
 """Bytes of an input that is rounded to bfloat16 for the products of PAIRS; other inputs have FLOAT_BYTES."""
 
+LINE_BYTES = 64
+"""Of a cache line."""
+
 PANEL = 16
+"""Columns of a panel of packed weights."""
+
 PANEL_BYTES = PANEL * FLOAT_BYTES
 
 

@@ -17,7 +17,6 @@ from core.runtime.kernels import vector  # noqa: F401  a kernel's place in the t
 from core.runtime.kernels.coding import (
     CODEBOOK,
     COUNT_AT,
-    LINE_BYTES,
     PATCH_BYTES,
     PATCHES_AT,
     PLACE_SHIFT,
@@ -27,6 +26,7 @@ from core.runtime.kernels.coding import (
 )
 from core.runtime.kernels.emit import I8, I16, I32, I64, PAIRS, VI, VOID, Emitter, family, kernel
 from core.runtime.kernels.microkernel import Tile
+from core.runtime.kernels.tiles import LINE_BYTES, PAIRS_BYTES
 
 FEW_ROWS = 8
 """Rows of a step up to which coded panels are read: with more, decoding costs more time than its bytes save."""
@@ -120,7 +120,7 @@ def _coded_pair(rows: int) -> Any:
         starts = [e.add(w, e.mul(panel_bytes, j)) for j in range(2)]
         coming = [e.add(ahead, e.mul(panel_bytes, j)) for j in range(2)]
         decoders = [_Decoder(e, start) for start in starts]
-        tile = Tile(e, rows, 2, e.add(x, e.mul(first, UNIT_K * 2)), ldx, out, ldo, pairs=True)
+        tile = Tile(e, rows, 2, e.add(x, e.mul(first, UNIT_K * PAIRS_BYTES)), ldx, out, ldo, pairs=True)
         skip = e.add(header, e.mul(first, UNIT_BYTES))
 
         def heads(i: Any, state: list[Any]) -> list[Any]:
